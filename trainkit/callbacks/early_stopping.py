@@ -11,6 +11,7 @@ from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.arguments import NonNegativeFloat, NonNegativeInt, checked, not_logged
 from trainkit.errors import ConfigError
+from trainkit.metrics.latest import Number
 
 
 @checked
@@ -25,16 +26,16 @@ class EarlyStopping(Callback):
             first one); for a validation value only epochs with a validation count.
         mode: "min" if lower is better, "max" if higher is.
         check_finite: end the run when the value is not a finite number.
-        stopping_threshold: end the run once the value is as good as this.
+        stopping_threshold: end the run once the value is better than this.
         divergence_threshold: end the run once the value is worse than this.
         strict: raise if the value was not logged; false waits until it is.
         check_on_train_epoch_end: false checks after each validation, also within an epoch
             (trainer.val_check_interval), and `patience` counts validations; true checks at each
-            epoch's end. Default: as in Lightning, false for a value of validations that run within
-            epochs, and true for others.
+            epoch's end. Default: as in Lightning, false if validations run within epochs or not in
+            each (trainer.check_val_every_n_epoch), whatever the value is of.
 
     Attributes:
-        best_score: the best value so far.
+        best_score: the best value so far; infinite before the first.
         wait_count: epochs without improvement.
         stopped_epoch: the epoch in which it has ended the run; 0 before.
     """
@@ -64,14 +65,14 @@ class EarlyStopping(Callback):
         self.divergence_threshold = divergence_threshold
         self.strict = strict
         self.check_on_train_epoch_end = check_on_train_epoch_end
-        self.best_score: float | None = None
+        self.best_score = self._worst
         self.wait_count = self.stopped_epoch = 0
         self._validations_seen = 0
 
     def setup(self, trainer: RunView, task: Task, stage: str) -> None:
         """Reset for each fit; a checkpoint's state is loaded after this."""
         if stage == "fit":
-            self.best_score = None
+            self.best_score = self._worst
             self.wait_count = 0
 
     def on_train_start(self, trainer: RunView, task: Task) -> None:
@@ -79,7 +80,7 @@ class EarlyStopping(Callback):
         self._validations_seen = 0
 
     def on_train_epoch_end(self, trainer: RunView, task: Task) -> None:
-        if self.check_on_train_epoch_end is not False:
+        if not self._counts_validations(trainer):
             self._look(trainer)
 
     def on_validation_end(self, trainer: RunView, task: Task) -> None:
@@ -88,8 +89,14 @@ class EarlyStopping(Callback):
 
     def _counts_validations(self, trainer: RunView) -> bool:
         if self.check_on_train_epoch_end is None:
-            return bool(trainer.evaluator.interval) and self.monitor in trainer.evaluator.names
+            every = trainer.options.evaluation.check_val_every_n_epoch
+            evaluator = trainer.evaluator
+            return evaluator.has_data and (bool(evaluator.interval) or every != 1)
         return not self.check_on_train_epoch_end
+
+    @property
+    def _worst(self) -> Number:
+        return Number(math.inf if self.mode == "min" else -math.inf)
 
     def _look(self, trainer: RunView) -> None:
         evaluator = trainer.evaluator
@@ -102,26 +109,12 @@ class EarlyStopping(Callback):
         if self.monitor in evaluator.names and evaluator.num_validations == self._validations_seen:
             return  # no validation since: this value was counted already
         self._validations_seen = evaluator.num_validations
-        value = float(trainer.callback_metrics[self.monitor])
+        value = trainer.callback_metrics[self.monitor]
+        if why := self._ends_at_once(value):
+            self._stop(trainer, f"{self.monitor} {why}")
+            return
         sign = 1.0 if self.mode == "min" else -1.0
-        if self.check_finite and not math.isfinite(value):
-            self._stop(trainer, f"{self.monitor} is {value}")
-        elif self.stopping_threshold is not None and sign * value <= sign * self.stopping_threshold:
-            self._stop(
-                trainer, f"{self.monitor} = {value:g} has reached {self.stopping_threshold:g}"
-            )
-        elif (
-            self.divergence_threshold is not None
-            and sign * value > sign * self.divergence_threshold
-        ):
-            self._stop(
-                trainer, f"{self.monitor} = {value:g} is worse than {self.divergence_threshold:g}"
-            )
-        if (
-            self.best_score is None
-            or math.isnan(self.best_score)
-            or sign * value < sign * self.best_score - self.min_delta
-        ):
+        if sign * value < sign * self.best_score - self.min_delta:
             self.best_score = value
             self.wait_count = 0
             return
@@ -134,6 +127,18 @@ class EarlyStopping(Callback):
                 f" {what}",
             )
 
+    def _ends_at_once(self, value: float) -> str:
+        """Return why this value ends the run, however patient it is; or ""."""
+        sign = 1.0 if self.mode == "min" else -1.0
+        good, bad = self.stopping_threshold, self.divergence_threshold
+        if self.check_finite and not math.isfinite(value):
+            return f"is {float(value)}"
+        if good is not None and sign * value < sign * good:
+            return f"= {value:g} is better than {good:g}"
+        if bad is not None and sign * value > sign * bad:
+            return f"= {value:g} is worse than {bad:g}"
+        return ""
+
     def _stop(self, trainer: RunView, why: str) -> None:
         self.stopped_epoch = trainer.current_epoch
         trainer.request_stop(why)
@@ -145,7 +150,9 @@ class EarlyStopping(Callback):
         return f"{type(self).__qualname__}{compared}"
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best_score": self.best_score, "wait_count": self.wait_count}
+        return {"best_score": float(self.best_score), "wait_count": self.wait_count}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.best_score, self.wait_count = state_dict["best_score"], state_dict["wait_count"]
+        best = state_dict["best_score"]
+        self.best_score = self._worst if best is None else Number(best)
+        self.wait_count = state_dict["wait_count"]

@@ -126,8 +126,7 @@ class Timer(Callback):
         if self.duration_s is not None and self._agreed >= self.duration_s:
             trainer.request_stop(
                 f"the time limit is reached: {_shown(self._agreed)} of training, the limit is"
-                f" {_shown(self.duration_s)}",
-                at_once=True,
+                f" {_shown(self.duration_s)}"
             )
 
 

@@ -60,9 +60,10 @@ def test_a_run_ends_after_its_patience(
 
 @pytest.mark.parametrize(("mode", "scores"), [("min", [5.0, 3.0, 1.9]), ("max", [0.0, 1.0, 2.1])])
 def test_a_threshold_ends_the_run(tmp_path: Path, mode: Any, scores: list[float]) -> None:
-    """The run ends once the value is as good as the threshold."""
+    """The run ends once the value is better than the threshold."""
     stopping = EarlyStopping("val/score", mode=mode, stopping_threshold=2.0)
-    assert run(tmp_path, stopping, scores) == (3, f"val/score = {scores[-1]:g} has reached 2")
+    reason = f"val/score = {scores[-1]:g} is better than 2"
+    assert run(tmp_path, stopping, scores) == (3, reason)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -179,6 +180,8 @@ def test_a_state_of_an_older_trainkit_is_read() -> None:
     stopping = EarlyStopping(monitor="val/score")
     assert not CallbacksPart([stopping]).load_state_dict({"EarlyStopping.0": saved})
     assert stopping.state_dict() == saved
+    stopping.load_state_dict({"best_score": None, "wait_count": 1})  # before the first value
+    assert stopping.best_score == math.inf
     [left] = CallbacksPart([EarlyStopping(monitor="val/other")]).load_state_dict(
         CallbacksPart([stopping]).state_dict()
     )

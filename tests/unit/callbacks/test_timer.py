@@ -65,6 +65,17 @@ def test_what_was_before_training_does_not_count(tmp_path: Path, clock: Clock) -
     assert trainer.global_step == 5
 
 
+def test_min_epochs_comes_first(
+    tmp_path: Path, clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in Lightning: the limit is said, and training continues until then."""
+    trainer = quiet(tmp_path, max_epochs=9, min_epochs=3, callbacks=[clock, Timer(3)])
+    trainer.fit(Line(), loader(8))
+    assert trainer.current_epoch == 3
+    out = capsys.readouterr().out
+    assert out.count("training continues until trainer.min_epochs=3") == 1
+
+
 def test_by_epochs_it_is_looked_at_at_their_ends(tmp_path: Path, clock: Clock) -> None:
     """With interval "epoch" a started epoch is finished."""
     trainer = quiet(
