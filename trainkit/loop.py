@@ -27,7 +27,7 @@ from trainkit.errors import TaskError, clause
 from trainkit.metrics.latest import plain_name
 from trainkit.run.batches import EpochEnded, check_epoch, compute_gradients, end_last_batch
 from trainkit.run.evaluator import steps_between
-from trainkit.run.logged import keep_values, report_unread
+from trainkit.run.logged import keep_values, report_unread, with_rate
 from trainkit.run.oom import NO_OBJECTS
 from trainkit.run.rescue import forget_gradients
 from trainkit.run.run import Run
@@ -167,7 +167,7 @@ def train_step(run: Run, step: Step) -> None:
     if is_logged:
         run.step.watch.report()
     if is_logged and run.engine.ranks.is_main:
-        run.log_metrics(run.step.log.step_values() | {"lr": run.rates.last()[0]})
+        run.log_metrics(with_rate(run, run.step.log.step_values()))
 
 
 def warm_up(run: Run) -> None:
@@ -233,6 +233,5 @@ def _log_of_hooks(run: Run) -> None:
 
 def _record(run: Run) -> None:
     state = run.state
-    run.callback_metrics.record(
-        state.current_epoch, state.global_step, {**state.epoch_values, "lr": run.rates.last()[0]}
-    )
+    values = with_rate(run, state.epoch_values)
+    run.callback_metrics.record(state.current_epoch, state.global_step, values)

@@ -221,7 +221,8 @@ class Task(
                 `name/0/1`. In a step: the mean over this batch (or a sum, minimum or maximum, with
                 `reduce_fx`); or a torchmetrics object or collection that was called or updated with
                 the batch: combined over all ranks at the epoch's end, and reset. In a hook of an
-                epoch or of the run: the value as it is. A DTensor is gathered: log it on all ranks.
+                epoch or of the run: the value as it is, or several by `reduce_fx`. A DTensor is
+                gathered: log it on all ranks.
             prog_bar: show it in the progress bar.
             logger: false keeps the value from the loggers; callbacks and the progress bar have it.
             on_step: log this rank's value of the step, each `log_every_n_steps`; an evaluation has
@@ -252,7 +253,8 @@ class Task(
         reduction = reduction_of(reduce_fx)
         if target is None:
             log = self.trainer.hooks.log
-            log.add(name, value, reduction if sync_dist else None, prog_bar)
+            weight = 1.0 if batch_size is None else batch_size
+            log.add(name, value, reduction, sync_dist, prog_bar, weight)
             if on_step or on_epoch is False:
                 log.ask_for_steps(name)
             return

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from trainkit.errors import TaskError
-from trainkit.metrics.log import REDUCTIONS, Reduction, combine
+from trainkit.metrics.log import REDUCTIONS, Reading, Reduction, combine
 from trainkit.metrics.media import Media
 from trainkit.metrics.objects import EpochMetrics, is_collection, is_metric, latest_of, numbers_of
 
@@ -14,7 +14,8 @@ from trainkit.metrics.objects import EpochMetrics, is_collection, is_metric, lat
 class HookLog:
     """Collects values until the hook has run on all ranks.
 
-    A value is rank 0's, unless it is to be reduced over the ranks. Ranks may log different names.
+    Several values of one name are combined. They are rank 0's, unless they are to be reduced over
+    the ranks too. Ranks may log different names.
     """
 
     def __init__(
@@ -33,7 +34,8 @@ class HookLog:
         self._gather = all_gather_object
         self._put = put
         self.show = show
-        self.values: dict[str, tuple[Any, Reduction | None]] = {}
+        # of each name: its numbers with their weights, how to combine them, and whether over ranks
+        self.values: dict[str, tuple[list[tuple[Any, float]], Reduction, bool]] = {}
         self.prog_bar: set[str] = set()
         self.hidden: set[str] = set()  # names that loggers do not get
         self.latest: dict[str, float] = {}  # what the last hook logged, the same on all ranks
@@ -44,15 +46,22 @@ class HookLog:
         self.objects: EpochMetrics | None = None
 
     def add(
-        self, name: str, value: Any, reduction: Reduction | None, prog_bar: bool = False
+        self,
+        name: str,
+        value: Any,
+        reduction: Reduction = "mean",
+        over_ranks: bool = False,
+        prog_bar: bool = False,
+        weight: float = 1.0,
     ) -> None:
-        """Take a value; `reduction` combines the ranks' values, None takes rank 0's.
+        """Take a value; `reduction` combines those of one name in a hook, and with `over_ranks` those
+        of all ranks.
 
         Raises:
             TaskError: the value is no number, dict or tensor of numbers, or the reduction is
                 unknown.
         """
-        if reduction not in (*REDUCTIONS, None):
+        if reduction not in REDUCTIONS:
             raise TaskError(
                 f"log('{name}', ...): reduce_fx is '{reduction}'; it must be one of"
                 f" {', '.join(REDUCTIONS)}."
@@ -63,7 +72,8 @@ class HookLog:
         for full, number in numbers_of(
             name, value.compute() if is_metric(value) or is_collection(value) else value
         ).items():
-            self.values[full] = number, reduction
+            numbers = self.values[full][0] if full in self.values else []
+            self.values[full] = [*numbers, (number, weight)], reduction, over_ranks
             if prog_bar:
                 self.prog_bar.add(full)
 
@@ -89,18 +99,21 @@ class HookLog:
                 f"log('{name}', on_step=True or on_epoch=False) in a hook of an epoch or of the run:"
                 " it has no step. Leave it out."
             )
-        own = {name: (float(value), reduction) for name, (value, reduction) in self.values.items()}
+        own = {
+            name: (
+                [(how, float(number) * weight, weight) for number, weight in numbers],
+                over_ranks,
+            )
+            for name, (numbers, how, over_ranks) in self.values.items()
+        }
         self.values.clear()
-        ranks: list[dict[str, tuple[float, Reduction | None]]] = self._gather(own)
+        ranks: list[dict[str, tuple[list[Reading], bool]]] = self._gather(own)
         self.latest = combined = dict[str, float]()
         for name in dict.fromkeys(name for rank in ranks for name in rank):
-            parts = [rank[name] for rank in ranks if name in rank]
-            value, reduction = parts[0]
-            combined[name] = (
-                value
-                if reduction is None
-                else combine([(reduction, value * 1.0, 1.0) for value, _ in parts])
-            )
+            first, *others = [rank[name] for rank in ranks if name in rank]
+            readings, over_ranks = first
+            more = [reading for other, _ in others for reading in other] if over_ranks else []
+            combined[name] = combine(readings + more)
         if self.objects is not None:
             self.objects.finish()
             self.objects = None
@@ -122,7 +135,7 @@ class HookLog:
 
     def of_step(self) -> dict[str, float]:
         """Return this rank's values, logged within a step. Waits for the device."""
-        return {name: float(value) for name, (value, _) in self.values.items()}
+        return {name: float(numbers[-1][0]) for name, (numbers, *_) in self.values.items()}
 
     def forget_step(self) -> None:
         """Forget the values that were logged within a step."""

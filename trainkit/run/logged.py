@@ -19,6 +19,11 @@ def keep_values(run: RunView, values: Mapping[str, float]) -> None:
     run.state.epoch_values.update(values)
 
 
+def with_rate(run: RunView, values: dict[str, float]) -> dict[str, float]:
+    """Return values with the first group's rate as "lr", unless the user logs that name."""
+    return values if "lr" in values else {**values, "lr": run.rates.last()[0]}
+
+
 def report_unread(run: RunView, log: MetricLog) -> None:
     """Say at a fit's end which values of steps no logger got, though the Task has logged them: the
     fit was shorter than the interval, or their steps are never its multiples.

@@ -249,10 +249,11 @@ class Run(LightningNames):
         self.engine.ranks.say(text)
 
     def log_metrics(self, values: dict[str, float]) -> None:
-        """Hand values of this step to the loggers,
-        without those that were logged with `logger=False`.
+        """Hand values of this step to the loggers, without those that were logged with
+        `logger=False`. One that was logged as "step" is their step, as in Lightning.
         """
-        self.hooks("on_metrics", self.hooks.log.shown(values), self.global_step)
+        shown = dict(self.hooks.log.shown(values))
+        self.hooks("on_metrics", shown, int(shown.pop("step", self.global_step)))
 
     def save_checkpoint(self, filepath: str | Path, weights_only: bool = False) -> None:
         """Write a checkpoint folder (or fsspec URL), and wait for it. Call it on all ranks."""

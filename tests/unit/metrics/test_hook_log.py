@@ -126,6 +126,25 @@ def test_a_value_of_a_hook_is_rank_0s_or_reduced(tmp_path: Path) -> None:
     assert World(3).run(work) == [{"own": 5.0, "mean": 1.0, "sum": 3.0, "third": 9.0}] * 3
 
 
+def test_several_values_of_a_name_are_combined(tmp_path: Path) -> None:
+    """As `reduce_fx` says: those of rank 0, and with sync_dist those of all ranks."""
+
+    class Several(Line):
+        def on_train_epoch_end(self) -> None:
+            for number in range(1 + self.trainer.global_rank):
+                value = 10.0 * self.trainer.global_rank + number
+                self.log("own", value + 1)
+                self.log("mean", value, sync_dist=True)
+                self.log("max", value, sync_dist=True, reduce_fx="max")
+
+    def work(engine: ThreadEngine) -> dict[str, float]:
+        trainer = quiet(tmp_path, engine=engine)
+        trainer.fit(Several(), loader(24))
+        return dict(trainer.callback_metrics)
+
+    assert World(2).run(work) == [{"own": 1.0, "mean": 7.0, "max": 11.0}] * 2
+
+
 def test_what_hooks_log_is_monitored(tmp_path: Path) -> None:
     """EarlyStopping and ModelCheckpoint see a value that the Task
     or a callback logs in the same hook.
