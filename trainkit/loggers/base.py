@@ -235,8 +235,14 @@ class Logger(Callback):
         if self.hand_over(f"writing step {step}", work):
             self.taken(step)
 
-    def log_hyperparams(self, params: Mapping[str, Any] | Namespace) -> None:
-        """Log settings beside the run's own: now, or before a fit once it opens."""
+    def log_hyperparams(
+        self, params: Mapping[str, Any] | Namespace, metrics: Mapping[str, Any] | None = None
+    ) -> None:
+        """Log settings beside the run's own: now, or before a fit once it opens; and first values
+        of metrics, if it is open.
+        """
+        if metrics:
+            self.log_metrics(metrics)
         own = vars(params) if isinstance(params, Namespace) else params
         self.given_hparams = {**self.given_hparams, **own}
         if self._background is not None:

@@ -26,7 +26,7 @@ class CSVLogger(RowLogger):
         """Read the rows of an earlier start of this run,
         drop those of steps that are repeated, and append.
         """
-        self.path = self.place.of(run.run_dir) / "metrics.csv"
+        self.path = self.place.make(run.run_dir) / "metrics.csv"
         self._columns: list[str] = ["epoch", "step"]
         self._rows: list[dict[str, object]] = []
         if self.path.is_file():

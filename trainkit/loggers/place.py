@@ -31,7 +31,7 @@ class LoggerPlace:
             )
 
     def of(self, run_dir: Path, default: str = "") -> Path:
-        """Return the folder, which exists; `default` is that in the run's own folder."""
+        """Return the folder; `default` is that in the run's own folder."""
         if self.save_dir is None:
             return run_dir / default
         version = (
@@ -39,7 +39,11 @@ class LoggerPlace:
             if isinstance(self.version, int)
             else self.version or run_dir.name
         )
-        folder = Path(self.save_dir, self.name or "", version).absolute()
+        return Path(self.save_dir, self.name or "", version).absolute()
+
+    def make(self, run_dir: Path, default: str = "") -> Path:
+        """Make the folder, and return it."""
+        folder = self.of(run_dir, default)
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
@@ -48,10 +52,12 @@ class Placed:
     """A logger that writes files, by Lightning's names.
 
     Attributes:
-        place: see Place.
+        place: see LoggerPlace.
+        own_folder: that of the files in the run's own folder, or "".
     """
 
     place: LoggerPlace
+    own_folder = ""
     _run_dir: Path | None = None
 
     @property
@@ -66,14 +72,31 @@ class Placed:
         return self.place.name or ""
 
     @property
-    def version(self) -> int | str | None:
+    def version(self) -> int | str:
         """The run's folder below that, or its number;
         without one, the name of the run's own folder.
+
+        Raises:
+            ConfigError: no fit has begun, and none was given.
         """
-        own = None if self._run_dir is None else self._run_dir.name
-        return own if self.place.version is None else self.place.version
+        return self._begun("version").name if self.place.version is None else self.place.version
 
     @property
-    def log_dir(self) -> str | None:
-        """The folder of the files, once a fit has begun."""
-        return None if self._run_dir is None else str(self.place.of(self._run_dir))
+    def log_dir(self) -> str:
+        """The folder of the files.
+
+        Raises:
+            ConfigError: no fit has begun, and the folder is that of a run.
+        """
+        is_known = None not in (self.place.save_dir, self.place.version)
+        run_dir = Path() if is_known else self._begun("log_dir")
+        return str(self.place.of(run_dir, self.own_folder))
+
+    def _begun(self, name: str) -> Path:
+        """Return the run's folder."""
+        if self._run_dir is None:
+            raise ConfigError(
+                f"{type(self).__name__}.{name} has the run's own folder in it, and no fit has begun:"
+                " read it in a hook from on_fit_start on, or give the logger save_dir and version."
+            )
+        return self._run_dir

@@ -49,6 +49,7 @@ class TensorBoardLogger(Placed, Logger):
     config_key = "logger.tensorboard"
     settles = True
     stores_media = True
+    own_folder = "tensorboard"
     taken_arguments: ClassVar = {
         **unset("TensorBoardLogger", sub_dir="give it as part of name."),
         "default_hp_metric": nothing,  # the tab has the last value of each scalar
@@ -133,7 +134,7 @@ class TensorBoardLogger(Placed, Logger):
         """Open the writer; a resumed run hides the steps that it repeats,
         and writes nothing twice of the one it begins at.
         """
-        folder = self.place.of(run.run_dir, "tensorboard")
+        folder = self.place.make(run.run_dir, self.own_folder)
         repeats = run.global_step > 0 and not run.follows
         self._resumed_at, self._there = run.global_step, set[str]()
         if run.global_step:

@@ -65,7 +65,14 @@ def read(folder: Path) -> Any:
 def test_the_folder_holds_the_run(tmp_path: Path) -> None:
     """Names, flat settings, each value with its step and time, and how it ended."""
     logger = MLFlowLogger(experiment_name="toys", tags={"who": "me"})
-    client, run = train(tmp_path / "mine", logger=logger, max_epochs=2)
+    seen = []
+
+    class Asks(Reported):
+        def on_fit_start(self) -> None:
+            seen.append(logger.run_id)
+
+    client, run = train(tmp_path / "mine", Asks(), logger=logger, max_epochs=2)
+    assert seen == [logger.run_id]
     assert client.get_experiment(run.info.experiment_id).name == "toys"
     assert (run.info.run_name, run.info.status, run.info.run_id) == (
         "mine",

@@ -125,10 +125,17 @@ def test_checkpoints_are_artifacts_on_request(
 
 
 class Fake:
-    """Replaces the module wandb: records its calls."""
+    """Replaces the module wandb: records its calls.
+
+    Attributes:
+        summary: what a resumed run finds of its earlier start.
+    """
+
+    step = 0
 
     def __init__(self) -> None:
         self.calls: list[Any] = []
+        self.summary: dict[str, Any] = {}
 
     def init(self, **options: Any) -> Any:
         """Start a run."""
@@ -138,6 +145,9 @@ class Fake:
     def log(self, metrics: dict[str, float], step: int) -> None:
         """Take numbers."""
         self.calls.append((step, sorted(metrics)))
+
+    def define_metric(self, name: str, **options: Any) -> None:
+        """Take an axis."""
 
     def finish(self, exit_code: int) -> None:
         """End."""
@@ -170,7 +180,8 @@ def test_a_run_is_named_logged_and_finished(
         str(tmp_path / "mine"),
     )
     assert logged == [
-        (step, ["_timestamp", "epoch", "lr", "step", "train/loss"]) for step in (1, 2)
+        (step, ["_timestamp", "epoch", "lr", "step", "train/loss", "trainer/global_step"])
+        for step in (1, 2)
     ]
     assert exit_code == int(fails)
 
@@ -229,6 +240,60 @@ def test_a_resumed_run_is_the_same_run_there(
     )
     assert other != first
     assert resumes is None
+
+
+def test_repeated_steps_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that was killed after its checkpoint repeats steps that W&B has."""
+    fake = Fake()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    start(fake, tmp_path, 1)
+    fake.summary["trainer/global_step"] = 3
+    trainer = quiet(tmp_path, logger=WandbLogger(), max_epochs=3, log_every_n_steps=1)
+    fake.calls.clear()
+    trainer.fit(Line(), loader(8), loader(4), ckpt_path="last")
+    assert {step for step, _ in fake.calls[1:-1]} == {4, 5, 6}
+
+
+def test_project_and_name_are_those_of_wandbs_variables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless they are given; the name and the folder come first, as in Lightning."""
+    fake = Fake()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    monkeypatch.setenv("WANDB_PROJECT", "of-the-shell")
+    monkeypatch.setenv("WANDB_NAME", "named")
+    for logger in (WandbLogger(), WandbLogger("mine", str(tmp_path / "logs"), project="given")):
+        quiet(tmp_path / logger.project, logger=logger, max_steps=1).fit(Line(), loader(8))
+    first, second = [call for call in fake.calls if isinstance(call, dict)]
+    assert (first["project"], first["name"]) == ("of-the-shell", "named")
+    assert (second["project"], second["name"]) == ("given", "mine")
+    assert second["dir"] == str(tmp_path / "logs")
+
+
+class Watched(Line):
+    """Logs to W&B itself, in each batch."""
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        assert self.trainer.logger is not None
+        for number in range(3):
+            self.trainer.logger.experiment.log({"mine": number})
+
+
+@pytest.mark.usefixtures("offline")
+def test_what_the_user_logs_there_costs_no_value(tmp_path: Path) -> None:
+    """Each call moves W&B's own count of steps on: a value of an earlier one would be dropped. The
+    axis has the run's steps. `watch` before a fit begins with it.
+    """
+    logger, task = WandbLogger(), Watched()
+    logger.watch(task, log="all", log_freq=1)
+    trainer = quiet(tmp_path, logger=logger, max_epochs=2, log_every_n_steps=1)
+    trainer.fit(task, loader(8), loader(4))
+    rows = wandb_file.history(tmp_path)
+    assert [row["trainer/global_step"] for row in rows if "train/loss" in row] == [1, 2, 3, 4]
+    assert len([row for row in rows if "val/loss" in row]) == 2
+    assert len([row for row in rows if "mine" in row]) == 12
+    assert any(name.startswith("gradients/") for row in rows for name in row)
+    assert any(name.startswith("parameters/") for row in rows for name in row)
 
 
 def test_the_name_that_a_sweep_gives_is_kept(

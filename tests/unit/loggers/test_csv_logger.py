@@ -55,6 +55,21 @@ def test_the_table_holds_what_was_logged(tmp_path: Path) -> None:
     ]
 
 
+def test_settings_may_come_with_first_values(tmp_path: Path) -> None:
+    """log_hyperparams(params, metrics), as Lightning's examples have it."""
+
+    class Named(Fixed):
+        def on_train_start(self) -> None:
+            assert self.logger is not None
+            self.logger.log_hyperparams({"width": 3}, {"hp/metric": 0.5})
+
+    quiet(tmp_path, logger=CSVLogger()).fit(Named(), loader(8))
+    with (tmp_path / "metrics.csv").open(newline="") as file:
+        first = next(csv.DictReader(file))
+    assert (first["step"], first["hp/metric"]) == ("0", "0.5")
+    assert "width: 3" in (tmp_path / "hparams.yaml").read_text()
+
+
 def test_rows_are_on_disk_during_the_run(tmp_path: Path) -> None:
     """A killed run leaves its logged rows, under a complete header;
     rows are not held until the run's end.

@@ -5,6 +5,7 @@ their defaults are taken, what has no counterpart is explained.
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,6 +33,21 @@ def test_their_defaults_are_taken(name: str) -> None:
     parameters = inspect.signature(getattr(theirs, name).__init__).parameters.values()
     given = {p.name: p.default for p in parameters if p.name not in (*SET_BY_EACH, *ALONE)}
     getattr(ours, name)(**given)
+
+
+@pytest.mark.parametrize("name", ["CSVLogger", "TensorBoardLogger"])
+def test_a_folder_is_known_before_a_fit_if_it_is_given(name: str, tmp_path: Path) -> None:
+    """`save_dir` and `version` give it, and nothing is made yet; what has the run's own folder in it
+    is refused: a text with "None" in it is another folder.
+    """
+    logger = getattr(ours, name)
+    known = logger(str(tmp_path), name="m", version=3)
+    assert (known.log_dir, known.version) == (str(tmp_path / "m" / "version_3"), 3)
+    assert [*tmp_path.iterdir()] == []
+    for unknown in (logger(), logger(str(tmp_path), name="m")):
+        for attribute in ("log_dir", "version"):
+            with pytest.raises(ConfigError, match=f"{name}.{attribute} has the run's own folder"):
+                getattr(unknown, attribute)
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,9 @@ def train(folder: Path, ckpt_path: str | None = None, **settings: Any) -> EventA
 
 def test_scalars_and_settings_are_written(tmp_path: Path) -> None:
     """Each value is a scalar at its step; the settings are a text."""
-    reader = train(tmp_path, max_epochs=2)
+    logger = TensorBoardLogger()
+    reader = train(tmp_path, max_epochs=2, logger=logger)
+    assert logger.log_dir == str(tmp_path / "tensorboard")
     assert set(reader.Tags()["scalars"]) == {"train/loss", "lr", "val/loss"}
     assert [(e.step, e.value) for e in reader.Scalars("lr")] == [
         (step, pytest.approx(0.1)) for step in (1, 2, 3, 4)

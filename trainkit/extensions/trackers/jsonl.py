@@ -27,7 +27,7 @@ class JSONLLogger(RowLogger):
         """Drop the lines of steps that are repeated from the file of an
         earlier start of this run, and append.
         """
-        self.path = self.place.of(run.run_dir) / "metrics.jsonl"
+        self.path = self.place.make(run.run_dir) / "metrics.jsonl"
         with replacing(self.path) as draft, draft.open("w") as file:
             if self.path.is_file():
                 with self.path.open(errors="replace") as before:

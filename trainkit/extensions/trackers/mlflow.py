@@ -76,11 +76,19 @@ class MLFlowLogger(CheckpointLogger):
         self.log_model = log_model
         self.finish_timeout_s = finish_timeout_s
         self._key: str | None = None
-        self.run_id: str | None = None
+        self._run_id: str | None = None
 
     def setup(self, trainer: RunView, task: Task, stage: str) -> None:
         if stage == "fit":
-            self._key = self.run_id = None
+            self._key = self._run_id = None
+
+    @property
+    def run_id(self) -> str | None:
+        """The server's id of the run, once it has answered, which this waits for;
+        None before a fit and on other ranks.
+        """
+        self.settle()
+        return self._run_id
 
     def state_dict(self) -> dict[str, Any]:
         """Return the tag by which a resumed run finds its MLflow run;
@@ -128,23 +136,23 @@ class MLFlowLogger(CheckpointLogger):
             else []
         )
         if runs:
-            self.run_id = runs[0].info.run_id
-            self._client.update_run(self.run_id, status="RUNNING")
+            self._run_id = runs[0].info.run_id
+            self._client.update_run(self._run_id, status="RUNNING")
         else:
             tags = run.without_secrets(self.tags) | {_KEY_TAG: self._key}
             name = run.without_secrets(self.run_name or run.run_dir.name)
-            self.run_id = self._client.create_run(experiment, tags=tags, run_name=name).info.run_id
+            self._run_id = self._client.create_run(experiment, tags=tags, run_name=name).info.run_id
 
     def write_hyperparams(self, params: dict[str, Any]) -> None:
         texts = {_legal(name): str(value) for name, value in flatten(params).items()}
-        known = self._client.get_run(self.run_id).data.params
+        known = self._client.get_run(self._run_id).data.params
         entities = self._mlflow.entities
         new = [entities.Param(name, value) for name, value in texts.items() if name not in known]
         for first in range(0, len(new), _PARAMS_BATCH):
-            self._client.log_batch(self.run_id, params=new[first : first + _PARAMS_BATCH])
+            self._client.log_batch(self._run_id, params=new[first : first + _PARAMS_BATCH])
         for name, value in texts.items():
             if known.get(name, value) != value:
-                self._client.set_tag(self.run_id, _legal(f"changed.{name}"), value)
+                self._client.set_tag(self._run_id, _legal(f"changed.{name}"), value)
 
     def write_metrics(self, metrics: dict[str, float], step: int, epoch: int) -> None:
         now = int(self.logged_at * 1000)
@@ -163,25 +171,25 @@ class MLFlowLogger(CheckpointLogger):
     def log_media(self, media: Media, step: int) -> None:
         with tempfile.TemporaryDirectory() as folder:
             self._client.log_artifact(
-                self.run_id, str(write_media(Path(folder), media, step)), "media"
+                self._run_id, str(write_media(Path(folder), media, step)), "media"
             )
 
     def flush(self) -> None:
         while self._waiting:
             batch = self._waiting[:_BATCH]
             self._waiting = self._waiting[_BATCH:]
-            self._client.log_batch(self.run_id, metrics=batch)
+            self._client.log_batch(self._run_id, metrics=batch)
 
     def upload(self, folder: Path, name: str, aliases: tuple[str, ...]) -> None:
         """The tags `checkpoint.last` and `checkpoint.best` name the last and the best one."""
-        self._client.log_artifacts(self.run_id, str(folder), f"checkpoints/{name}")
+        self._client.log_artifacts(self._run_id, str(folder), f"checkpoints/{name}")
         for alias in aliases:
-            self._client.set_tag(self.run_id, f"checkpoint.{alias}", name)
+            self._client.set_tag(self._run_id, f"checkpoint.{alias}", name)
 
     def finalize(self, status: str) -> None:
-        if self.run_id is not None:
+        if self._run_id is not None:
             self.flush()
-            self._client.set_terminated(self.run_id, _STATUS[status])
+            self._client.set_terminated(self._run_id, _STATUS[status])
 
 
 def _legal(name: str) -> str:

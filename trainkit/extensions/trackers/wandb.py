@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+from torch import nn
 
 from trainkit.api.lightning_arguments import unset
 from trainkit.api.task import Task
@@ -20,18 +21,22 @@ from trainkit.extensions.trackers.checkpoints import CheckpointLogger
 from trainkit.loggers.base import RunFacts
 from trainkit.metrics.media import Media
 
+_AXIS = "trainer/global_step"
+
 
 @checked
 class WandbLogger(CheckpointLogger):
     """Logs to W&B; its files are in `<save_dir>/wandb/`. Needs the extra: `pip install
     'trainkit[wandb]'`.
 
-    A run resumed from its own checkpoint continues the same W&B run. For repeated steps, W&B keeps
-    the first values.
+    A run resumed from its own checkpoint continues the same W&B run. Of repeated steps the first
+    values stay. The x axis is "trainer/global_step", as with Lightning; `experiment.log({...})` of
+    a hook counts as of the newest step.
 
     Args:
-        project: name of the project.
-        name: name of the run; default: that of the run folder.
+        name: name of the run; default: WANDB_NAME if set, else that of the run folder.
+        save_dir: the folder of W&B's own files; default: the run's.
+        project: name of the project; default: WANDB_PROJECT if set, else "trainkit".
         entity: the team or user.
         group: name under which runs are grouped.
         tags: labels.
@@ -40,7 +45,6 @@ class WandbLogger(CheckpointLogger):
             "best": true those two if the fit ends well; "all" every one; false none.
         finish_timeout_s: seconds that the end of a fit waits for W&B: for its own process to start
             too, if it writes only files.
-        save_dir: the folder of W&B's own files; default: the run's.
     """
 
     stores_media = True
@@ -59,18 +63,19 @@ class WandbLogger(CheckpointLogger):
 
     def __init__(
         self,
-        project: str = "trainkit",
         name: str | None = None,
+        save_dir: str | None = None,
+        *,
+        project: str | None = None,
         entity: str | None = None,
         group: str | None = None,
         tags: list[str] | None = None,
         mode: Literal["online", "offline", "disabled"] | None = None,
         log_model: bool | Literal["all"] = False,
         finish_timeout_s: PositiveFloat = 60.0,
-        save_dir: str | None = None,
     ) -> None:
         self.save_dir = save_dir
-        self.project = project
+        self.project = project or os.environ.get("WANDB_PROJECT") or "trainkit"
         self.name = name
         self.entity = entity
         self.group = group
@@ -80,6 +85,21 @@ class WandbLogger(CheckpointLogger):
         self.finish_timeout_s = finish_timeout_s
         self._id: str | None = None
         self._run: Any = None
+        self._logged_until = -1  # the last step that an earlier start of this run has logged
+        self._watched: list[tuple[nn.Module, dict[str, Any]]] = []
+
+    def watch(self, model: nn.Module, **options: Any) -> None:
+        """Have W&B log histograms of a model's weights or gradients, from now on or, before a fit,
+        once it opens; `options` are those of wandb's `Run.watch`: log, log_freq, log_graph.
+        """
+        self._watched.append((model, options))
+        if self._background is not None:
+            self.hand_over("watching", self._watch)
+
+    def _watch(self) -> None:
+        for model, options in self._watched:
+            self._run.watch(model, **options)
+        self._watched.clear()
 
     def setup(self, trainer: RunView, task: Task, stage: str) -> None:
         if stage == "fit":
@@ -122,7 +142,7 @@ class WandbLogger(CheckpointLogger):
             id=self._id,
             resume="allow" if run.resumes else None,
             project=self.project,
-            name=run.without_secrets(self.name or run.run_dir.name),
+            name=run.without_secrets(self.name or os.environ.get("WANDB_NAME") or run.run_dir.name),
             entity=self.entity,
             group=run.without_secrets(self.group),
             tags=run.without_secrets(self.tags),
@@ -130,6 +150,12 @@ class WandbLogger(CheckpointLogger):
             dir=str(folder),
             config=run.hyperparams,
         )
+        self._run.define_metric(_AXIS)
+        self._run.define_metric("*", step_metric=_AXIS, step_sync=True)
+        if run.resumes and not run.follows:
+            logged: dict[str, Any] = dict(self._run.summary)
+            self._logged_until = int(logged.get(_AXIS, logged.get("step", -1)))
+        self._watch()
 
     def write_hyperparams(self, params: dict[str, Any]) -> None:
         """Add those of `log_hyperparams`; the run's own are there since `open`."""
@@ -138,9 +164,14 @@ class WandbLogger(CheckpointLogger):
 
     def write_metrics(self, metrics: dict[str, float], step: int, epoch: int) -> None:
         """Pass the values to W&B's own process."""
-        self._run.log(
-            metrics | {"epoch": epoch, "step": step, "_timestamp": self.logged_at}, step=step
-        )
+        self._log(metrics | {"epoch": epoch, "step": step, "_timestamp": self.logged_at}, step)
+
+    def _log(self, values: dict[str, Any], step: int) -> None:
+        """Log values of a step; a call of the user's own has moved W&B's count of steps on, and W&B
+        drops what is before it.
+        """
+        if step > self._logged_until:
+            self._run.log({_AXIS: step} | values, step=max(step, self._run.step))
 
     def native(self) -> Any:
         return self._run
@@ -160,7 +191,7 @@ class WandbLogger(CheckpointLogger):
                 else (media.columns, media.value)
             )
             made = self._wandb.Table(columns=columns, data=rows)
-        self._run.log({media.name: made}, step=step)
+        self._log({media.name: made}, step)
 
     def upload(self, folder: Path, name: str, aliases: tuple[str, ...]) -> None:
         """W&B copies the folder first, and uploads in its own process."""
