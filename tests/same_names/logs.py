@@ -245,12 +245,14 @@ def early_stopping_by_a_bound(kit: Framework) -> Any:
 
 def kept_by(kit: Framework, max_epochs: int = 4, trained: Any = None, **settings: Any) -> Any:
     """Train, under the settings `trained`, with a ModelCheckpoint; return it and the names that are
-    left.
+    left. `members` are of the module.
     """
+    members = settings.pop("members", {})
     keeper = kit.callbacks.ModelCheckpoint(
         dirpath=str(kit.folder / "kept"), **{"save_last": False} | settings
     )
-    callback_fit(kit, keeper, max_epochs=max_epochs, enable_checkpointing=True, **(trained or {}))
+    more = {"max_epochs": max_epochs, "enable_checkpointing": True} | (trained or {})
+    callback_fit(kit, keeper, members=members, **more)
     names = {path.name.removesuffix(".ckpt") for path in (kit.folder / "kept").iterdir()}
     return keeper, sorted(names - {"last", "best"})  # links, which Lightning does not make
 
