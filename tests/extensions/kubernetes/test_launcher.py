@@ -102,6 +102,10 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             "launcher.pod_spec has 'containers', which launcher=kubernetes sets.",
         ),
         (
+            {"pod_spec": {"terminationGracePeriodSeconds": 600}},
+            "launcher.pod_spec has 'terminationGracePeriodSeconds', which is a setting of its own:",
+        ),
+        (
             {"pod_spec": {"nodeSelector": {}}, "node_selector": {"a": "b"}},
             (
                 "launcher.pod_spec has 'nodeSelector', which is a setting of its own:"

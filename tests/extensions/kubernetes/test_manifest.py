@@ -192,6 +192,36 @@ def test_operators_start_their_own_launchers() -> None:
     )
 
 
+def variables(**given: Any) -> list[dict[str, str]]:
+    """Return the variables of each kind of pod in a manifest."""
+    pods = []
+    for one in known(objects(**given)):
+        spec = one["spec"].get("template", one)["spec"]
+        pods += [
+            {entry["name"]: entry["value"] for entry in own.get("env", ())}
+            for own in spec.get("containers", ())
+        ]
+    return pods
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [
+        ({"gpus_per_node": 2}, "115"),
+        ({"nodes": 2, "kind": "JobSet"}, "115"),
+        ({"kind": "TrainJob"}, "115"),
+        ({"nodes": 2, "grace_s": 3}, "1"),
+        ({"nodes": 2, "env": {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": 60}}, "60"),
+        ({}, None),
+    ],
+)
+def test_torchrun_gives_ranks_the_grace_of_their_pod(
+    given: dict[str, Any], seconds: str | None
+) -> None:
+    """Almost all of it, and not its own 30 s; the user's own value holds."""
+    assert variables(**given)[-1].get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT") == seconds
+
+
 @pytest.mark.parametrize(
     ("env", "seconds"), [({}, ["120"]), ({"RAY_JOB_STOP_WAIT_TIME_S": 300}, ["300"])]
 )

@@ -8,7 +8,9 @@ import pytest
 
 from trainkit.errors import ConfigError
 from trainkit.extensions.ray import options as module
-from trainkit.extensions.ray.options import RayOptions, options_of, refuse_shared_gpus
+from trainkit.extensions.ray.options import RayOptions, options_of, refuse_shared_gpus, stop_seconds
+
+STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"
 
 
 def options(**given: Any) -> RayOptions:
@@ -127,3 +129,19 @@ def test_names_of_ray_and_horovod_are_explained(name: str, text: str) -> None:
     executor = pytest.importorskip("trainkit.extensions.ray.executor", reason="ray is missing")
     with pytest.raises(ConfigError, match=rf"RayExecutor\.{name}: .*{text}"):
         executor.RayExecutor(**{name: True})
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"), [({}, 30), ({STOP_WAIT: "120"}, 115), ({STOP_WAIT: "4"}, 1)]
+)
+def test_ranks_have_as_long_as_ray_waits_for_the_driver(
+    given: dict[str, str], seconds: float
+) -> None:
+    """Less what the driver itself takes; 30 s if Ray says nothing."""
+    assert stop_seconds(given) == seconds
+
+
+def test_a_wait_that_ray_cannot_read_is_refused() -> None:
+    """Ray would read it when the job is to stop, and fail there."""
+    with pytest.raises(ConfigError, match="RAY_JOB_STOP_WAIT_TIME_S is '60s'; it must be a whole"):
+        stop_seconds({STOP_WAIT: "60s"})

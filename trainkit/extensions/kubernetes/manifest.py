@@ -10,7 +10,7 @@ RayJob        of KubeRay: launcher=ray inside, elastic.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]
@@ -20,6 +20,9 @@ from trainkit.extensions.kubernetes.options import KubernetesOptions
 
 PORT = 29400  # of torchrun's rendezvous on pod 0
 NAME_LABEL = "app.kubernetes.io/name"  # of all objects and pods
+# read by torchrun: seconds between the SIGTERM that it passes on, and its SIGKILL
+_RANKS_STOP_WAIT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+_TORCHRUN_S = 5  # of a pod's grace, for torchrun itself
 # read by the head: seconds from a stopped job's SIGTERM to its SIGKILL
 _STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"
 _HOSTS = "/etc/mpi/hostfile"  # of the MPI operator
@@ -130,14 +133,9 @@ def _ray_job(name: str, arguments: list[str], options: KubernetesOptions) -> lis
             f"{key}: {float(str(value)) / options.ranks:g}" for key, value in each.items()
         )
         own.append(f"launcher.resources_per_worker={{{shares}}}")
-    head = _without_training(_pod(name, None, options), options)
-    container = head["spec"]["containers"][0]
     # Ray kills the driver 3 s after SIGTERM, before the last checkpoint
-    if _STOP_WAIT not in options.env:
-        container["env"] = [
-            *container.get("env", []),
-            {"name": _STOP_WAIT, "value": str(options.grace_s)},
-        ]
+    waits = {_STOP_WAIT: str(options.grace_s)}
+    head = _without_training(_pod(name, None, options, waits), options)
     workers = {"groupName": "ranks", "replicas": options.nodes, "minReplicas": options.nodes}
     body: dict[str, Any] = {
         "entrypoint": " ".join(
@@ -226,14 +224,37 @@ def _torchrun(first: str, arguments: list[str], options: KubernetesOptions) -> l
     ]
 
 
+def _variables(
+    command: list[str] | None, options: KubernetesOptions, own: Mapping[str, str] | None
+) -> dict[str, str]:
+    """Return the variables of a pod; the user's come before ours."""
+    ours = dict(own or {})
+    if command and command[0] == "torchrun":  # would kill its ranks after 30 s
+        ours[_RANKS_STOP_WAIT] = str(max(1, options.grace_s - _TORCHRUN_S))
+    return {**options.env, **ours, **options.env}
+
+
 def _service(name: str, options: KubernetesOptions) -> dict[str, Any]:
     """Return the headless Service that gives pods their host names, also before they are ready."""
     spec = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {NAME_LABEL: name}}
     return _object("v1", "Service", name, spec, options)
 
 
-def _pod(name: str, command: list[str] | None, options: KubernetesOptions) -> dict[str, Any]:
-    """Return a pod's template; without a command the image's, or the operator's, is run."""
+def _pod(
+    name: str,
+    command: list[str] | None,
+    options: KubernetesOptions,
+    own: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Return a pod's template.
+
+    Args:
+        name: of the job.
+        command: of its container; None: the image's, or the operator's.
+        options: what the user set.
+        own: variables beside those of each pod.
+    """
+    variables = _variables(command, options, own)
     mounts = [{"name": volume.name, **volume.mount} for volume in options.volumes]
     volumes = [{"name": volume.name, **volume.source} for volume in options.volumes]
     if options.shm_size is not None:
@@ -246,7 +267,7 @@ def _pod(name: str, command: list[str] | None, options: KubernetesOptions) -> di
         # else $(NAME) is a variable's value
         container["command"] = [word.replace("$(", "$$(") for word in command]
     fields = {
-        "env": [{"name": variable, "value": value} for variable, value in options.env.items()],
+        "env": [{"name": variable, "value": value} for variable, value in variables.items()],
         "envFrom": [{"secretRef": {"name": secret}} for secret in options.secrets],
         "resources": {"limits": dict(options.resources)} if options.resources else None,
         "volumeMounts": mounts,

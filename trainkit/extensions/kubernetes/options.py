@@ -289,6 +289,11 @@ def _pod(given: Mapping[str, Any]) -> dict[str, Any]:
                 f" launcher.{setting}=..."
             )
         pod[field] = value
+    if "terminationGracePeriodSeconds" in pod:  # what ends the ranks in time counts from it
+        raise ConfigError(
+            "launcher.pod_spec has 'terminationGracePeriodSeconds', which is a setting of its own:"
+            " launcher.grace_s=..."
+        )
     for field in ("containers", "restartPolicy", "volumes", "subdomain", "hostname"):
         if field in pod:
             raise ConfigError(

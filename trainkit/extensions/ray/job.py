@@ -72,6 +72,7 @@ def run_job(
         max_np=options.most,
         timeout_s=options.start_timeout_s,
         max_failures=options.max_failures,
+        stop_s=options.stop_s,
         words=_WORDS,
     )
     environ = {"TRAINKIT_JOB_STARTED": _STARTED} | dict(os.environ) | dict(environ or {})

@@ -4,6 +4,7 @@ Ray is imported when it runs: a config is checked without it.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.util
 import os
@@ -11,7 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainkit.extensions.ray.options import ELASTIC, options_of, refuse_shared_gpus
+from trainkit.extensions.ray.options import ELASTIC, options_of, refuse_shared_gpus, stop_seconds
 from trainkit.extensions.ray.tuning.link import is_trial
 from trainkit.launch.job_launcher import FitConfig, JobLauncher
 from trainkit.launch.overrides import override
@@ -132,12 +133,13 @@ class RayLauncher(JobLauncher):
             EngineError: the command calls hvd.init() itself.
         """
         refuse_shared_gpus("launcher.", self.options)
+        asked = dataclasses.replace(self.options, stop_s=stop_seconds(os.environ))
         # Before Ray is connected: raylets of one machine share a submitted job's folder, and may
         # remove it.
         folder = os.getcwd()
         job = importlib.import_module("trainkit.extensions.ray.job")  # ray
         cluster = importlib.import_module("trainkit.extensions.ray.cluster")
-        with cluster.connected(self.options) as options:
+        with cluster.connected(asked) as options:
             code: int
             code, _ = job.run_job(options, command, folder, run_dir, needs_horovod=needs_horovod)
         return code

@@ -34,6 +34,9 @@ EXPLAINED = {
     "address": "the variable RAY_ADDRESS names the cluster",
 }
 _SHARES = "import horovod.torch as hvd; print(hvd.cuda_built() and not hvd.nccl_built())"
+# Ray's own: seconds between SIGTERM and SIGKILL for the driver of a submitted job
+_STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"
+_DRIVER_S = 5  # of them, for the driver itself
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class RayOptions:
         runtime_env: Ray's, or None.
         is_joined: whether the connection to Ray is the caller's own, which knows no runtime_env of
             ours: then each actor has it.
+        stop_s: so long ranks may take to end after a signal.
     """
 
     least: int
@@ -61,6 +65,7 @@ class RayOptions:
     start_timeout_s: float = 600.0
     runtime_env: Mapping[str, Any] | None = None
     is_joined: bool = False
+    stop_s: float = 30.0
 
     @property
     def is_elastic(self) -> bool:
@@ -149,6 +154,25 @@ def options_of(
         )
     options = (placement_strategy, workers_per_bundle, max_failures, float(start_timeout_s))
     return RayOptions(least, most, resources, *options, dict(runtime_env) if runtime_env else None)
+
+
+def stop_seconds(environ: Mapping[str, str]) -> float:
+    """Return how long ranks may take to end after a signal: almost as long as Ray waits for the
+    driver of a submitted job, if RAY_JOB_STOP_WAIT_TIME_S says it.
+
+    Args:
+        environ: of the driver, which has that of its node.
+
+    Raises:
+        ConfigError: the variable is not a number, with which Ray could not stop the job.
+    """
+    text = environ.get(_STOP_WAIT, "").strip()
+    if text and not text.isdecimal():
+        raise ConfigError(
+            f"{_STOP_WAIT} is '{text}'; it must be a whole number of seconds, as 120: so long Ray"
+            " waits after SIGTERM before it kills the driver of a submitted job."
+        )
+    return max(1.0, float(text) - _DRIVER_S) if text else RayOptions.stop_s
 
 
 def refuse_shared_gpus(key: str, options: RayOptions) -> None:
