@@ -6,11 +6,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 _PLAIN = re.compile(r"[A-Za-z_][\w./:-]*")
 _RESERVED = ("null", "true", "false", "nan", "inf")
+
+
+def without(arguments: Sequence[str], *keys: str) -> list[str]:
+    """Return a command's arguments without the overrides of these keys and of all below them."""
+    given = re.compile(rf"[+~]*({'|'.join(keys)})([=.]|$)")
+    return [each for each in arguments if not given.match(each)]
 
 
 def override(key: str, value: Any) -> str:

@@ -222,6 +222,12 @@ def test_torchrun_gives_ranks_the_grace_of_their_pod(
     assert variables(**given)[-1].get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT") == seconds
 
 
+def test_horovodruns_ranks_know_their_launcher_and_rays_driver_starts_ranks() -> None:
+    """horovodrun passes its variables on; in a RayJob launcher=ray is the launcher."""
+    assert variables(kind="MPIJob")[0]["TRAINKIT_LAUNCHER"] == "kubernetes"
+    assert not any("TRAINKIT_LAUNCHER" in each for each in variables(kind="RayJob"))
+
+
 @pytest.mark.parametrize(
     ("env", "seconds"), [({}, ["120"]), ({"RAY_JOB_STOP_WAIT_TIME_S": 300}, ["300"])]
 )

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from trainkit.cli.run import main
+from trainkit.config.compose import run as compose
+from trainkit.extensions.kubernetes.schemas import known
 
 PAGE = Path(__file__).parents[3] / "docs" / "kubernetes.md"
 OWN = [
@@ -93,3 +96,40 @@ def test_the_pages_commands_print_manifests(capsys: pytest.CaptureFixture[str]) 
         assert main(command, [*words, "launcher.dry_run=true"]) == 0
         kinds = [one["kind"] for one in yaml.safe_load_all(capsys.readouterr().out)]
         assert kinds == ["Service", "Job"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["launcher.kind=Job", "launcher.nodes=2"],
+        ["launcher.kind=Job", "launcher.nodes=1"],
+        ["launcher.kind=JobSet", "++launcher.nodes=2"],
+        ["launcher.kind=TrainJob", "+launcher.env={A: b}", "~launcher.gpu_resource"],
+    ],
+)
+def test_ranks_take_no_notice_of_their_configs_launcher(
+    words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A config may name launcher=kubernetes itself: in the pods it trains."""
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "mine.yaml").write_text(
+        "defaults: [mlp, _self_, {override /launcher: kubernetes}]\n"
+        f"launcher: {{image: trainkit:1, dry_run: true, volumes: {{runs: {tmp_path}}}}}\n"
+    )
+    assert main("fit", ["conf=mine", f"run_dir={tmp_path}/mine", *words]) == 0
+    *_, pods = known([*yaml.safe_load_all(capsys.readouterr().out)])
+    (container,) = pods["spec"].get("template", pods)["spec"]["containers"]
+    for entry in container["env"]:
+        monkeypatch.setenv(entry["name"], entry["value"])
+    if container["command"][0] == "torchrun":
+        rank = {"TORCHELASTIC_RUN_ID": "a", "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
+        for name, value in rank.items():
+            monkeypatch.setenv(name, value)
+    at = container["command"].index("fit")
+    jobs: list[Any] = []
+    compose("fit", container["command"][at + 1 :], True, jobs.append)
+    assert [job.config["run_dir"] for job in jobs] == [f"{tmp_path}/mine"]
+    assert not any("launcher" in word for word in container["command"])

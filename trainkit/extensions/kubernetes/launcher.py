@@ -14,7 +14,7 @@ from trainkit.extensions.kubernetes.kubectl import error_of, run_kubectl
 from trainkit.extensions.kubernetes.manifest import manifest_of, objects_of
 from trainkit.extensions.kubernetes.options import name_of, options_of
 from trainkit.launch.job_launcher import FitConfig, JobLauncher, engine_of_ranks
-from trainkit.launch.overrides import override
+from trainkit.launch.overrides import override, without
 
 # of manifests, where the command was typed: the run's own folder is in the cluster
 FOLDER = "kubernetes"
@@ -145,10 +145,8 @@ class KubernetesLauncher(JobLauncher):
                 " resumes from its own run's last checkpoint. To begin with the weights of another"
                 " run use init_weights=PATH; to resume one give its run_dir."
             )
-        arguments = [
-            each for each in arguments if not each.startswith(("resume=", "launcher=", "launcher."))
-        ]
-        arguments = [*arguments, override("run_dir", fit.run_dir), "resume=auto"]
+        own = without(arguments, "resume", "launcher")
+        arguments = [*own, override("run_dir", fit.run_dir), "resume=auto"]
         self.run(str(fit.config["conf"]), arguments, None if fit.stores_elsewhere else fit.run_dir)
         return 0
 

@@ -20,6 +20,7 @@ from trainkit.extensions.kubernetes.options import KubernetesOptions
 
 PORT = 29400  # of torchrun's rendezvous on pod 0
 NAME_LABEL = "app.kubernetes.io/name"  # of all objects and pods
+_LAUNCHER = "TRAINKIT_LAUNCHER"  # of ranks, which then take no notice of their config's launcher
 # read by torchrun: seconds between the SIGTERM that it passes on, and its SIGKILL
 _RANKS_STOP_WAIT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 _TORCHRUN_S = 5  # of a pod's grace, for torchrun itself
@@ -229,6 +230,8 @@ def _variables(
 ) -> dict[str, str]:
     """Return the variables of a pod; the user's come before ours."""
     ours = dict(own or {})
+    if command:
+        ours[_LAUNCHER] = "kubernetes"
     if command and command[0] == "torchrun":  # would kill its ranks after 30 s
         ours[_RANKS_STOP_WAIT] = str(max(1, options.grace_s - _TORCHRUN_S))
     return {**options.env, **ours, **options.env}

@@ -19,7 +19,7 @@ from trainkit.extensions.slurm.options import options_of
 from trainkit.extensions.slurm.programs import error_of, partitions, run_program
 from trainkit.extensions.slurm.script import SLURM, JobFit, script_of
 from trainkit.launch.job_launcher import FitConfig, JobLauncher, engine_of_ranks
-from trainkit.launch.overrides import override
+from trainkit.launch.overrides import override, without
 from trainkit.launch.shared_folder import made_for_now
 from trainkit.safety.masking import masked_arguments
 
@@ -126,11 +126,7 @@ class SlurmLauncher(JobLauncher):
         if (ckpt_path := fit.config.get("ckpt_path")) is not None:
             start = [override("ckpt_path", ckpt_path)]
             resume = ["ckpt_path=null", "resume=auto"]
-        arguments = [
-            each
-            for each in arguments
-            if not each.startswith(("ckpt_path=", "resume=", "launcher=", "launcher."))
-        ]
+        arguments = without(arguments, "ckpt_path", "resume", "launcher")
         run_dir = Path(fit.run_dir).absolute()
         job = JobFit(
             self.job_name or str(fit.config["conf"]),
