@@ -91,6 +91,10 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             "launcher.security_context is 'strict'; it must be restricted, or a mapping",
         ),
         ({"labels": {"team": ["a"]}}, "launcher.labels.team is ['a']; it must be a text."),
+        (
+            {"labels": {"app.kubernetes.io/name": "mine"}},
+            "launcher.labels has 'app.kubernetes.io/name', by which the pods of a job know each",
+        ),
         ({"env_from_secrets": "wandb"}, "launcher.env_from_secrets is 'wandb'; it must be a list"),
         (
             {"namespace": "My Space"},

@@ -14,8 +14,7 @@ import yaml  # type: ignore[import-untyped]
 from trainkit.errors import ConfigError
 from trainkit.extensions.kubernetes.kubectl import error_of, run_kubectl
 from trainkit.extensions.kubernetes.launcher import FOLDER
-from trainkit.extensions.kubernetes.manifest import NAME_LABEL
-from trainkit.extensions.kubernetes.options import KINDS
+from trainkit.extensions.kubernetes.options import KINDS, NAME_LABEL
 from trainkit.launch.jobs import JobRow, elapsed_of
 
 # The conditions of the five kinds, the ones that say most first.

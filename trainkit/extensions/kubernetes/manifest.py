@@ -16,10 +16,9 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from trainkit.extensions.kubernetes import train_job
-from trainkit.extensions.kubernetes.options import KubernetesOptions
+from trainkit.extensions.kubernetes.options import NAME_LABEL, KubernetesOptions
 
 PORT = 29400  # of torchrun's rendezvous on pod 0
-NAME_LABEL = "app.kubernetes.io/name"  # of all objects and pods
 _LAUNCHER = "TRAINKIT_LAUNCHER"  # of ranks, which then take no notice of their config's launcher
 # read by torchrun: seconds between the SIGTERM that it passes on, and its SIGKILL
 _RANKS_STOP_WAIT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"

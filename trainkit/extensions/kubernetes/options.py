@@ -13,6 +13,7 @@ from trainkit.extensions.kubernetes import train_job
 from trainkit.extensions.kubernetes.volumes import Volume, volume_of
 
 KINDS = ("Job", "JobSet", "TrainJob", "MPIJob", "RayJob")
+NAME_LABEL = "app.kubernetes.io/name"  # of all objects and pods
 _MAX_FAILURES = 10
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _MOST = 50  # letters of a name: pods' names add to it, and may have 63
@@ -137,7 +138,7 @@ def options_of(given: Mapping[str, Any]) -> KubernetesOptions:
         secrets=_secrets(given["env_from_secrets"]),
         pod=pod,
         security_context=_security(given["security_context"]),
-        labels=_texts("labels", given["labels"], "{kueue.x-k8s.io/queue-name: team}"),
+        labels=_labels(given["labels"]),
         annotations=_texts("annotations", given["annotations"], "{team: vision}"),
         namespace=_name("namespace", given["namespace"]),
         shm_size=given["shm_size"],
@@ -248,6 +249,16 @@ def _texts(name: str, given: Any, example: str) -> dict[str, str]:
             raise ConfigError(f"launcher.{name}.{key} is {show(value)}; it must be a text.")
         texts[key] = str(value).lower() if isinstance(value, bool) else str(value)
     return texts
+
+
+def _labels(given: Any) -> dict[str, str]:
+    labels = _texts("labels", given, "{kueue.x-k8s.io/queue-name: team}")
+    if NAME_LABEL in labels:
+        raise ConfigError(
+            f"launcher.labels has '{NAME_LABEL}', by which the pods of a job know each other, and"
+            " `jobs` knows them. Use another key, or name the job: launcher.job_name=..."
+        )
+    return labels
 
 
 def _secrets(given: Any) -> tuple[str, ...]:
