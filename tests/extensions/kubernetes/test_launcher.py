@@ -21,6 +21,7 @@ cat > {folder}/text
 case "$*" in
   *dry-run*) {check} ;;
   create*) echo job.batch/mlp; {create} ;;
+  delete*) {delete} ;;
 esac
 """
 
@@ -30,10 +31,11 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A function that puts a kubectl with set answers on the PATH; the current folder is empty."""
     monkeypatch.chdir(tmp_path)
 
-    def make(check: str = "true", create: str = "true") -> Path:
+    def make(check: str = "true", create: str = "true", delete: str = "true") -> Path:
         program = tmp_path / "bin" / "kubectl"
         program.parent.mkdir()
-        program.write_text(KUBECTL.format(folder=tmp_path, check=check, create=create))
+        answers = {"check": check, "create": create, "delete": delete}
+        program.write_text(KUBECTL.format(folder=tmp_path, **answers))
         program.chmod(program.stat().st_mode | stat.S_IXUSR)
         monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
         return tmp_path / "calls"
@@ -163,11 +165,24 @@ def test_a_cluster_that_refuses_is_quoted(
 
 
 def test_what_was_created_of_a_job_that_fails_is_removed(cluster: Any) -> None:
-    """The names that kubectl has printed, and no others."""
+    """The names that kubectl has printed, and no others, in the namespace of the job."""
     calls = cluster(create="echo 'error: quota' >&2; exit 1")
+    delete = "delete job.batch/mlp --ignore-not-found"
     with pytest.raises(ConfigError, match="nothing of it is left: error: quota"):
         KubernetesLauncher(**IMAGE).run("mlp", WORDS, None)
-    assert calls.read_text().splitlines()[-1] == "delete job.batch/mlp --ignore-not-found"
+    assert calls.read_text().splitlines()[-1] == delete
+    with pytest.raises(ConfigError, match="nothing of it is left: error: quota"):
+        KubernetesLauncher(**IMAGE, namespace="research").run("mlp", WORDS, None)
+    assert calls.read_text().splitlines()[-1] == f"{delete} -n research"
+
+
+def test_what_could_not_be_removed_is_named(cluster: Any) -> None:
+    """With the command that removes it."""
+    cluster(create="echo 'error: quota' >&2; exit 1", delete="exit 1")
+    with pytest.raises(ConfigError) as raised:
+        KubernetesLauncher(**IMAGE, namespace="research").run("mlp", WORDS, None)
+    assert "nothing of it is left" not in str(raised.value)
+    assert "kubectl delete job.batch/mlp --ignore-not-found -n research" in str(raised.value)
 
 
 def test_without_kubectl_the_manifest_can_be_printed(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -174,7 +175,7 @@ class KubernetesLauncher(JobLauncher):
                 print(f"[kubernetes] {why}", file=sys.stderr)
             return None
         file = Path(FOLDER) / f"{name}.yaml"
-        _create(text)
+        _create(text, self.options.where)
         file.parent.mkdir(exist_ok=True)
         file.write_text(text)
         self._say(name, file)
@@ -211,19 +212,33 @@ class KubernetesLauncher(JobLauncher):
         )
 
 
-def _create(text: str) -> None:
-    """Create the objects, all or none: the cluster checks them first."""
+def _create(text: str, where: Sequence[str]) -> None:
+    """Create the objects, all or none: the cluster checks them first.
+
+    Args:
+        text: the manifest.
+        where: the words with which kubectl takes its namespace.
+    """
     checked = run_kubectl(["create", "--dry-run=server", "-f", "-"], text)
     if checked.returncode:
         raise ConfigError(_refused(checked))
     done = run_kubectl(["create", "-o", "name", "-f", "-"], text)
     if done.returncode:
+        left = []
         for made in done.stdout.split():
-            run_kubectl(["delete", made, "--ignore-not-found"], "")
-        raise ConfigError(_refused(done))
+            delete = ["delete", made, "--ignore-not-found", *where]
+            if run_kubectl(delete).returncode:
+                left.append(shlex.join(["kubectl", *delete]))
+        raise ConfigError(_refused(done, left))
 
 
-def _refused(done: subprocess.CompletedProcess[str]) -> str:
+def _refused(done: subprocess.CompletedProcess[str], left: Sequence[str] = ()) -> str:
+    """Return why there is no job.
+
+    Args:
+        done: what kubectl answered.
+        left: commands that remove what it had created, and did not delete.
+    """
     why = error_of(done)
     hint = ""
     if "no matches for kind" in why:
@@ -234,5 +249,10 @@ def _refused(done: subprocess.CompletedProcess[str]) -> str:
     elif "AlreadyExists" in why or "already exists" in why:
         hint = (
             " A job of this name is there: give another one (launcher.job_name=...), or delete it."
+        )
+    if left:
+        return (
+            f"kubectl did not create the job: {why}.{hint} Nor did it delete all that it had"
+            f" created. Delete it: {'; '.join(left)}"
         )
     return f"kubectl did not create the job, and nothing of it is left: {why}.{hint}"

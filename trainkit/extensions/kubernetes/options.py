@@ -73,6 +73,11 @@ class KubernetesOptions:
     grace_s: int
     ttl_s: int | None
 
+    @property
+    def where(self) -> list[str]:
+        """The words with which kubectl takes the namespace."""
+        return ["-n", self.namespace] if self.namespace else []
+
 
 def options_of(given: Mapping[str, Any]) -> KubernetesOptions:
     """Check the settings of KubernetesLauncher, by their names.
