@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import stat
 import sys
 from pathlib import Path
@@ -10,6 +12,8 @@ from typing import Any
 import pytest
 
 from trainkit.errors import ConfigError
+from trainkit.extensions.kubernetes import creation
+from trainkit.extensions.kubernetes.kubectl import run_kubectl
 from trainkit.extensions.kubernetes.launcher import KubernetesLauncher
 
 IMAGE: dict[str, Any] = {"image": "registry.example.com/trainkit:1"}
@@ -183,6 +187,68 @@ def test_what_could_not_be_removed_is_named(cluster: Any) -> None:
         KubernetesLauncher(**IMAGE, namespace="research").run("mlp", WORDS, None)
     assert "nothing of it is left" not in str(raised.value)
     assert "kubectl delete job.batch/mlp --ignore-not-found -n research" in str(raised.value)
+
+
+def test_there_is_no_job_without_its_manifest(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`jobs` would not know it: the file is written first, and nothing created if it cannot be."""
+    calls = cluster()
+    (tmp_path / "kubernetes").touch()
+    with pytest.raises(ConfigError, match="written to kubernetes/mlp.yaml .File exists., and not"):
+        KubernetesLauncher(**IMAGE).run("mlp", WORDS, None)
+    (tmp_path / "kubernetes").unlink()
+
+    def is_full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", is_full)
+    with pytest.raises(ConfigError, match="No space left on device.*Type the command in a folder"):
+        KubernetesLauncher(**IMAGE).run("mlp", WORDS, None)
+    assert set(calls.read_text().splitlines()) == {"create --dry-run=server -f -"}
+    assert not (tmp_path / "kubernetes").exists()
+
+
+def test_a_job_of_which_nothing_is_known_has_its_manifest(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """kubectl does not answer: the job may be there, and `jobs` can see it and end it."""
+    cluster()
+
+    def answer(arguments: list[str], text: str = "") -> Any:
+        if "--dry-run=server" not in arguments:
+            raise ConfigError("kubectl did not answer within 120 s.")
+        return run_kubectl(arguments, text)
+
+    monkeypatch.setattr(creation, "run_kubectl", answer)
+    with pytest.raises(ConfigError, match="120 s. Whether the job was created is not known; `pyth"):
+        KubernetesLauncher(**IMAGE).run("mlp", WORDS, None)
+    assert [file.name for file in Path("kubernetes").iterdir()] == ["mlp.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("words", "env", "mode"),
+    [
+        (WORDS, {"NCCL_DEBUG": "INFO"}, 0o644),
+        ([*WORDS, "callbacks.wandb.api_key=abc"], None, 0o600),
+        (WORDS, {"WANDB_API_KEY": "abc"}, 0o600),
+    ],
+)
+def test_a_manifest_with_secrets_is_its_owners(
+    words: list[str], env: dict[str, str] | None, mode: int, cluster: Any, tmp_path: Path
+) -> None:
+    """Also where an earlier one, or its rest, is everyone's."""
+    cluster()
+    (tmp_path / "kubernetes").mkdir()
+    for name in ("mlp.yaml", "mlp.part"):
+        (tmp_path / "kubernetes" / name).touch(0o644)
+    before = os.umask(0o022)
+    try:
+        file = KubernetesLauncher(**IMAGE, env=env).run("mlp", words, None)
+    finally:
+        os.umask(before)
+    assert file is not None and stat.S_IMODE(file.stat().st_mode) == mode
+    assert [one.name for one in file.parent.iterdir()] == ["mlp.yaml"]
 
 
 def test_without_kubectl_the_manifest_can_be_printed(

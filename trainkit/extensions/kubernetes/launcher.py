@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -11,15 +9,15 @@ from typing import Any
 
 from trainkit.errors import ConfigError
 from trainkit.extensions.kubernetes import schemas
-from trainkit.extensions.kubernetes.kubectl import error_of, run_kubectl
+from trainkit.extensions.kubernetes.creation import create
 from trainkit.extensions.kubernetes.manifest import manifest_of, objects_of
 from trainkit.extensions.kubernetes.options import name_of, options_of
 from trainkit.launch.job_launcher import FitConfig, JobLauncher, engine_of_ranks
 from trainkit.launch.overrides import override, without
+from trainkit.safety.masking import is_secret, masked_arguments
 
 # of manifests, where the command was typed: the run's own folder is in the cluster
 FOLDER = "kubernetes"
-_OF_HOROVOD = ("MPIJob", "RayJob")  # kinds
 _OF_HOROVOD = ("MPIJob", "RayJob")  # kinds
 
 
@@ -175,9 +173,10 @@ class KubernetesLauncher(JobLauncher):
                 print(f"[kubernetes] {why}", file=sys.stderr)
             return None
         file = Path(FOLDER) / f"{name}.yaml"
-        _create(text, self.options.where)
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(text)
+        private = masked_arguments(arguments) != list(arguments) or any(
+            map(is_secret, self.options.env)
+        )
+        create(text, file, self.options.where, private=private)
         self._say(name, file)
         return file
 
@@ -210,49 +209,3 @@ class KubernetesLauncher(JobLauncher):
             " checkpoint",
             flush=True,
         )
-
-
-def _create(text: str, where: Sequence[str]) -> None:
-    """Create the objects, all or none: the cluster checks them first.
-
-    Args:
-        text: the manifest.
-        where: the words with which kubectl takes its namespace.
-    """
-    checked = run_kubectl(["create", "--dry-run=server", "-f", "-"], text)
-    if checked.returncode:
-        raise ConfigError(_refused(checked))
-    done = run_kubectl(["create", "-o", "name", "-f", "-"], text)
-    if done.returncode:
-        left = []
-        for made in done.stdout.split():
-            delete = ["delete", made, "--ignore-not-found", *where]
-            if run_kubectl(delete).returncode:
-                left.append(shlex.join(["kubectl", *delete]))
-        raise ConfigError(_refused(done, left))
-
-
-def _refused(done: subprocess.CompletedProcess[str], left: Sequence[str] = ()) -> str:
-    """Return why there is no job.
-
-    Args:
-        done: what kubectl answered.
-        left: commands that remove what it had created, and did not delete.
-    """
-    why = error_of(done)
-    hint = ""
-    if "no matches for kind" in why:
-        hint = (
-            " The cluster lacks the operator of this kind: install it, or use launcher.kind=Job,"
-            " which needs none."
-        )
-    elif "AlreadyExists" in why or "already exists" in why:
-        hint = (
-            " A job of this name is there: give another one (launcher.job_name=...), or delete it."
-        )
-    if left:
-        return (
-            f"kubectl did not create the job: {why}.{hint} Nor did it delete all that it had"
-            f" created. Delete it: {'; '.join(left)}"
-        )
-    return f"kubectl did not create the job, and nothing of it is left: {why}.{hint}"

@@ -1,0 +1,103 @@
+"""The objects of a job are created, all or none, and their manifest stays in a file.
+
+The file is written before, under another name: where that cannot be done there is no job, which
+`jobs` would not know.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from trainkit.errors import ConfigError
+from trainkit.extensions.kubernetes.kubectl import error_of, run_kubectl
+from trainkit.launch.shared_folder import made_for_now
+
+
+def create(text: str, file: Path, where: Sequence[str], *, private: bool) -> None:
+    """Create the objects of a manifest, which the cluster checks first.
+
+    Args:
+        text: the manifest.
+        file: that has it afterwards.
+        where: the words with which kubectl takes its namespace.
+        private: whether it holds secrets, so that only its owner may read the file.
+
+    Raises:
+        ConfigError: the file cannot be written, or the cluster does not take the job: there is
+            neither. Or it does not answer: then the file is there, for `jobs`.
+    """
+    checked = run_kubectl(["create", "--dry-run=server", "-f", "-"], text)
+    if checked.returncode:
+        raise ConfigError(_refused(checked))
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(made_for_now(file.parent))
+            draft = _draft(file, text, private)
+        except OSError as error:
+            raise ConfigError(
+                f"The manifest cannot be written to {file} ({error.strerror}), and nothing was"
+                " created: `jobs` knows a job by it. Type the command in a folder where"
+                f" {file.parent}/ is a folder that you may write, or can be made."
+            ) from None
+        try:
+            done = run_kubectl(["create", "-o", "name", "-f", "-"], text)
+        except BaseException as error:
+            draft.replace(file)
+            if isinstance(error, ConfigError):
+                raise ConfigError(
+                    f"{error} Whether the job was created is not known; `python -m trainkit jobs`"
+                    f" says it when the cluster answers. Manifest: {file}"
+                ) from None
+            raise
+        if done.returncode:
+            draft.unlink()
+            raise ConfigError(_refused(done, _delete(done.stdout.split(), where)))
+        draft.replace(file)
+
+
+def _draft(file: Path, text: str, private: bool) -> Path:
+    draft = file.with_suffix(".part")
+    draft.unlink(missing_ok=True)
+    try:
+        draft.touch(0o600 if private else 0o644)
+        draft.write_text(text)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+    return draft
+
+
+def _delete(objects: Sequence[str], where: Sequence[str]) -> list[str]:
+    """Delete objects; return the commands for those that are left."""
+    commands = [["delete", one, "--ignore-not-found", *where] for one in objects]
+    return [shlex.join(["kubectl", *each]) for each in commands if run_kubectl(each).returncode]
+
+
+def _refused(done: subprocess.CompletedProcess[str], left: Sequence[str] = ()) -> str:
+    """Return why there is no job.
+
+    Args:
+        done: what kubectl answered.
+        left: commands that remove what it had created, and did not delete.
+    """
+    why = error_of(done)
+    hint = ""
+    if "no matches for kind" in why:
+        hint = (
+            " The cluster lacks the operator of this kind: install it, or use launcher.kind=Job,"
+            " which needs none."
+        )
+    elif "AlreadyExists" in why or "already exists" in why:
+        hint = (
+            " A job of this name is there: give another one (launcher.job_name=...), or delete it."
+        )
+    if left:
+        return (
+            f"kubectl did not create the job: {why}.{hint} Nor did it delete all that it had"
+            f" created. Delete it: {'; '.join(left)}"
+        )
+    return f"kubectl did not create the job, and nothing of it is left: {why}.{hint}"
