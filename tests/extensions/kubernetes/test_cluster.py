@@ -28,6 +28,8 @@ elif words[0] == "logs":
     print(answers["logs"], end="")
 elif "error" in answers:
     sys.exit(answers["error"])
+elif words[0] == "delete":
+    print("\\n".join(answers.get("left", [])))
 """
 CREATED = {"creationTimestamp": "2026-01-31T12:00:00Z"}
 UNSCHEDULED = {
@@ -196,13 +198,14 @@ def test_logs_are_those_of_the_ranks(
 
 
 def test_cancel_deletes_what_was_created(stand: Stand, capsys: pytest.CaptureFixture[str]) -> None:
-    """Once: a job that is over, or gone, has nothing to cancel;
+    """Once: a job that is gone, and has left nothing, has nothing to cancel;
     an error of kubectl's is passed on.
     """
     stand.create()
     stand.answer({"metadata": CREATED}, [RUNNING])
     assert main("jobs", ["cancel", "mlp"]) == 0
-    assert stand.calls[-1] == "delete -f kubernetes/mlp.yaml --ignore-not-found --wait=false"
+    delete = "delete -f kubernetes/mlp.yaml --ignore-not-found --wait=false -o name"
+    assert stand.calls[-1] == delete
     text = capsys.readouterr().out
     assert (
         "job mlp is cancelled: the ranks save a checkpoint and end. To resume: kubectl create -f"
@@ -216,6 +219,27 @@ def test_cancel_deletes_what_was_created(stand: Stand, capsys: pytest.CaptureFix
     stand.answer()
     assert main("jobs", ["cancel", "mlp"]) == 2
     assert "Job mlp is GONE already; there is nothing to cancel." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("job", "state", "left"),
+    [
+        (ended("Complete"), "COMPLETED", ["job.batch/mlp", "service/mlp"]),
+        (ended("Failed"), "FAILED", ["job.batch/mlp"]),
+        (None, "GONE", ["service/mlp"]),
+    ],
+)
+def test_cancel_frees_the_name_of_an_ended_job(
+    job: Any, state: str, left: list[str], stand: Stand, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What it has left would refuse the next job of its name."""
+    stand.create()
+    stand.answer(job, left=left)
+    assert main("jobs", ["cancel", "mlp"]) == 0
+    assert (
+        f"job mlp is {state} already: what it had left in the cluster is deleted"
+        f" ({', '.join(left)}), and its name is free" in capsys.readouterr().out
+    )
 
 
 def test_other_files_are_named(stand: Stand, capsys: pytest.CaptureFixture[str]) -> None:

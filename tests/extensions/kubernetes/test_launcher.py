@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
 import sys
@@ -26,6 +27,8 @@ case "$*" in
   *dry-run*) {check} ;;
   create*) echo job.batch/mlp; {create} ;;
   delete*) {delete} ;;
+  get*) echo 12-34 ;;
+  patch*) {patch} ;;
 esac
 """
 
@@ -35,10 +38,10 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A function that puts a kubectl with set answers on the PATH; the current folder is empty."""
     monkeypatch.chdir(tmp_path)
 
-    def make(check: str = "true", create: str = "true", delete: str = "true") -> Path:
+    def make(**answers: str) -> Path:
         program = tmp_path / "bin" / "kubectl"
         program.parent.mkdir()
-        answers = {"check": check, "create": create, "delete": delete}
+        answers = dict.fromkeys(("check", "create", "delete", "patch"), "true") | answers
         program.write_text(KUBECTL.format(folder=tmp_path, **answers))
         program.chmod(program.stat().st_mode | stat.S_IXUSR)
         monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
@@ -150,7 +153,14 @@ def test_a_job_is_checked_then_created(
     ("error", "hint"),
     [
         ('no matches for kind "JobSet"', "The cluster lacks the operator of this kind"),
-        ('jobs.batch "mlp" already exists', "A job of this name is there"),
+        (
+            'jobs.batch "mlp" already exists',
+            (
+                "A job of this name is there, or what one has left: give another one"
+                " (launcher.job_name=...), or delete it, where it was created: python -m trainkit"
+                " jobs cancel mlp"
+            ),
+        ),
         (
             "Unauthorized",
             "kubectl did not create the job, and nothing of it is left: error: Unauthorized",
@@ -178,6 +188,35 @@ def test_what_was_created_of_a_job_that_fails_is_removed(cluster: Any) -> None:
     with pytest.raises(ConfigError, match="nothing of it is left: error: quota"):
         KubernetesLauncher(**IMAGE, namespace="research").run("mlp", WORDS, None)
     assert calls.read_text().splitlines()[-1] == f"{delete} -n research"
+
+
+def test_a_job_that_is_removed_takes_its_service_with_it(
+    cluster: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After launcher.ttl_s: Kubernetes removes what the Job owns. Without ttl_s nothing is asked."""
+    calls = cluster()
+    given = {**IMAGE, "namespace": "research"}
+    KubernetesLauncher(**given, nodes=2).run("mlp", WORDS, None)
+    KubernetesLauncher(**given, nodes=1, ttl_s=60).run("mlp", WORDS, None)
+    assert not any(line.startswith(("get", "patch")) for line in calls.read_text().splitlines())
+    KubernetesLauncher(**given, nodes=2, ttl_s=60).run("mlp", WORDS, None)
+    get, patch = calls.read_text().splitlines()[-2:]
+    assert get == "get job.batch/mlp -o jsonpath={.metadata.uid} -n research"
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "mlp", "uid": "12-34"}
+    text = json.dumps({"metadata": {"ownerReferences": [owner]}})
+    assert patch == f"patch service/mlp --type=merge -p {text} -n research"
+    assert "will stay" not in capsys.readouterr().out
+
+
+def test_a_service_that_stays_is_named(cluster: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """The job is created all the same."""
+    cluster(patch="echo 'Forbidden: services' >&2; exit 1")
+    KubernetesLauncher(**IMAGE, nodes=2, ttl_s=60).run("mlp", WORDS, None)
+    out = capsys.readouterr().out
+    assert (
+        "the Service mlp will stay when launcher.ttl_s has removed the Job (Forbidden: serv" in out
+    )
+    assert "jobs cancel mlp" in out and "Job mlp is created" in out
 
 
 def test_what_could_not_be_removed_is_named(cluster: Any) -> None:

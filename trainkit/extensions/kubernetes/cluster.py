@@ -82,16 +82,25 @@ class KubernetesCluster:
             raise ConfigError(f"Job {one.name} has no output: it is {row.state}{why}.")
 
     def cancel(self, job: str) -> str:
-        """Delete a job's objects: pods get SIGTERM, and running ranks save a checkpoint."""
+        """Delete a job's objects: pods get SIGTERM, and running ranks save a checkpoint. Those that
+        an ended job has left would keep its name.
+        """
         one = _read(_file_of(job))
         row = self._row(one)
-        if row.state not in ("PENDING", "RUNNING", "SUSPENDED"):
-            raise ConfigError(f"Job {one.name} is {row.state} already; there is nothing to cancel.")
         done = run_kubectl(
-            ["delete", "-f", str(one.manifest), "--ignore-not-found", "--wait=false"]
+            ["delete", "-f", str(one.manifest), "--ignore-not-found", "--wait=false", "-o", "name"]
         )
         if done.returncode:
             raise ConfigError(f"kubectl did not delete job {one.name}: {error_of(done)}.")
+        if row.state not in ("PENDING", "RUNNING", "SUSPENDED"):
+            if not (left := done.stdout.split()):
+                raise ConfigError(
+                    f"Job {one.name} is {row.state} already; there is nothing to cancel."
+                )
+            return (
+                f"job {one.name} is {row.state} already: what it had left in the cluster is deleted"
+                f" ({', '.join(left)}), and its name is free"
+            )
         what = (
             "the ranks save a checkpoint and end"
             if row.state == "RUNNING"

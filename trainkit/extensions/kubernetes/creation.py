@@ -7,6 +7,7 @@ The file is written before, under another name: where that cannot be done there 
 from __future__ import annotations
 
 import contextlib
+import json
 import shlex
 import subprocess
 from collections.abc import Sequence
@@ -32,7 +33,7 @@ def create(text: str, file: Path, where: Sequence[str], *, private: bool) -> Non
     """
     checked = run_kubectl(["create", "--dry-run=server", "-f", "-"], text)
     if checked.returncode:
-        raise ConfigError(_refused(checked))
+        raise ConfigError(_refused(checked, file.stem))
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(made_for_now(file.parent))
@@ -55,8 +56,28 @@ def create(text: str, file: Path, where: Sequence[str], *, private: bool) -> Non
             raise
         if done.returncode:
             draft.unlink()
-            raise ConfigError(_refused(done, _delete(done.stdout.split(), where)))
+            raise ConfigError(_refused(done, file.stem, _delete(done.stdout.split(), where)))
         draft.replace(file)
+
+
+def end_with_job(name: str, where: Sequence[str]) -> None:
+    """Let Kubernetes remove a Service with the Job of its name, after launcher.ttl_s; print a line
+    if it will not.
+    """
+    try:
+        uid = run_kubectl(["get", f"job.batch/{name}", "-o", "jsonpath={.metadata.uid}", *where])
+        owner = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": uid.stdout.strip()}
+        patch = json.dumps({"metadata": {"ownerReferences": [owner]}})
+        words = ["patch", f"service/{name}", "--type=merge", "-p", patch, *where]
+        done = uid if uid.returncode else run_kubectl(words)
+        why = error_of(done) if done.returncode else ""
+    except ConfigError as error:  # the job is there, and this is not worth an error
+        why = str(error).rstrip(".")
+    if why:
+        print(
+            f"[kubernetes] the Service {name} will stay when launcher.ttl_s has removed the Job"
+            f" ({why}); to remove it then: python -m trainkit jobs cancel {name}"
+        )
 
 
 def _draft(file: Path, text: str, private: bool) -> Path:
@@ -77,11 +98,12 @@ def _delete(objects: Sequence[str], where: Sequence[str]) -> list[str]:
     return [shlex.join(["kubectl", *each]) for each in commands if run_kubectl(each).returncode]
 
 
-def _refused(done: subprocess.CompletedProcess[str], left: Sequence[str] = ()) -> str:
+def _refused(done: subprocess.CompletedProcess[str], name: str, left: Sequence[str] = ()) -> str:
     """Return why there is no job.
 
     Args:
         done: what kubectl answered.
+        name: of the job.
         left: commands that remove what it had created, and did not delete.
     """
     why = error_of(done)
@@ -93,7 +115,9 @@ def _refused(done: subprocess.CompletedProcess[str], left: Sequence[str] = ()) -
         )
     elif "AlreadyExists" in why or "already exists" in why:
         hint = (
-            " A job of this name is there: give another one (launcher.job_name=...), or delete it."
+            " A job of this name is there, or what one has left: give another one"
+            " (launcher.job_name=...), or delete it, where it was created: python -m trainkit jobs"
+            f" cancel {name}"
         )
     if left:
         return (

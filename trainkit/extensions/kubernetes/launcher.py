@@ -9,7 +9,7 @@ from typing import Any
 
 from trainkit.errors import ConfigError
 from trainkit.extensions.kubernetes import schemas
-from trainkit.extensions.kubernetes.creation import create
+from trainkit.extensions.kubernetes.creation import create, end_with_job
 from trainkit.extensions.kubernetes.manifest import manifest_of, objects_of
 from trainkit.extensions.kubernetes.options import name_of, options_of
 from trainkit.launch.job_launcher import FitConfig, JobLauncher, engine_of_ranks
@@ -177,6 +177,8 @@ class KubernetesLauncher(JobLauncher):
             map(is_secret, self.options.env)
         )
         create(text, file, self.options.where, private=private)
+        if self.options.kind == "Job" and self.options.nodes > 1 and self.options.ttl_s is not None:
+            end_with_job(name, self.options.where)
         self._say(name, file)
         return file
 
