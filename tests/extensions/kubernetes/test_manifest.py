@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shlex
+import subprocess
 from typing import Any
 
 import pytest
@@ -336,6 +338,32 @@ def test_a_rayjob_grows() -> None:
     assert (group["minReplicas"], group["replicas"], group["maxReplicas"]) == (2, 2, 8)
     assert cluster["enableInTreeAutoscaling"] is True
     assert "'launcher.num_workers=[8,32]'" in ray["spec"]["entrypoint"]
+
+
+@pytest.mark.parametrize(
+    ("given", "shares"),
+    [
+        ({"cpu": "8000m"}, "{CPU: 8}"),
+        ({"cpu": "500m"}, "{CPU: 0.5}"),
+        ({"cpu": 8, "nproc_per_node": 3}, "{CPU: 2.6666}"),
+        ({"cpu": 1000, "nproc_per_node": 3}, "{CPU: 333.3333}"),
+        ({"gpus_per_node": 8, "nproc_per_node": 3}, "{GPU: 2}"),
+    ],
+)
+def test_ranks_of_a_rayjob_share_what_a_pod_has(given: dict[str, Any], shares: str) -> None:
+    """However its CPUs are written; together never more than there are, or the last one waits."""
+    (ray,) = objects(kind="RayJob", **given)
+    assert f"launcher.resources_per_worker={shares}" in shlex.split(ray["spec"]["entrypoint"])
+
+
+def test_a_shell_reads_the_words_of_a_rayjob_as_they_were_typed() -> None:
+    """Its entrypoint is one line of shell; all others have lists."""
+    words = ["fit", "", "a=b\tc", "d=e\nf", "g='h'", "i=$(j)", "k=!l", "m=~n", "o=\\p"]
+    text = manifest_of("a", words, options_of({**PLAIN, "kind": "RayJob"}))
+    entrypoint = yaml.safe_load(text)["spec"]["entrypoint"]
+    command = ["sh", "-c", f"printf '%s\\0' {entrypoint}"]
+    read = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\0")
+    assert read[3 : 3 + len(words)] == words
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "TrainJob"])

@@ -10,13 +10,15 @@ RayJob        of KubeRay: launcher=ray inside, elastic.
 
 from __future__ import annotations
 
+import math
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
 from trainkit.extensions.kubernetes import train_job
-from trainkit.extensions.kubernetes.options import NAME_LABEL, KubernetesOptions
+from trainkit.extensions.kubernetes.options import NAME_LABEL, KubernetesOptions, amount_of
 
 PORT = 29400  # of torchrun's rendezvous on pod 0
 _LAUNCHER = "TRAINKIT_LAUNCHER"  # of ranks, which then take no notice of their config's launcher
@@ -114,11 +116,7 @@ def _mpi_job(name: str, arguments: list[str], options: KubernetesOptions) -> lis
 
 
 def _ray_job(name: str, arguments: list[str], options: KubernetesOptions) -> list[dict[str, Any]]:
-    each = {
-        key: value
-        for key, value in (("CPU", options.resources.get("cpu")), ("GPU", _gpus(options)))
-        if value
-    }
+    each = _shares(options)
     counts = [str(count * options.ranks) for count in (options.nodes, options.max_nodes)]
     grows = options.max_nodes > options.nodes
     own = [
@@ -129,18 +127,14 @@ def _ray_job(name: str, arguments: list[str], options: KubernetesOptions) -> lis
         )
     ]
     if each:
-        shares = ", ".join(
-            f"{key}: {float(str(value)) / options.ranks:g}" for key, value in each.items()
-        )
+        shares = ", ".join(f"{key}: {amount:.10g}" for key, amount in each.items())
         own.append(f"launcher.resources_per_worker={{{shares}}}")
     # Ray kills the driver 3 s after SIGTERM, before the last checkpoint
     waits = {_STOP_WAIT: str(options.grace_s)}
     head = _without_training(_pod(name, None, options, waits), options)
     workers = {"groupName": "ranks", "replicas": options.nodes, "minReplicas": options.nodes}
     body: dict[str, Any] = {
-        "entrypoint": " ".join(
-            _quoted(word) for word in ["python", "-m", "trainkit", *arguments, "launcher=ray", *own]
-        ),
+        "entrypoint": shlex.join(["python", "-m", "trainkit", *arguments, "launcher=ray", *own]),
         "shutdownAfterJobFinishes": True,
         "backoffLimit": options.max_failures,
         "rayClusterSpec": {
@@ -168,15 +162,17 @@ def _without_training(pod: dict[str, Any], options: KubernetesOptions) -> dict[s
     return pod
 
 
-def _gpus(options: KubernetesOptions) -> str | None:
-    return next(
-        (
-            amount
-            for resource, amount in options.resources.items()
-            if resource not in ("cpu", "memory")
-        ),
-        None,
-    )
+def _shares(options: KubernetesOptions) -> dict[str, float]:
+    """Return a rank's resources, in Ray's names; those of a pod's ranks are never more than its
+    own: Ray counts CPUs to four digits, and only whole GPUs.
+    """
+    shares = {}
+    for resource, amount in options.resources.items():
+        if resource == "cpu":
+            shares["CPU"] = math.floor(amount_of(amount) / options.ranks * 1e4) / 1e4
+        elif resource != "memory":
+            shares["GPU"] = float(int(amount) // options.ranks)
+    return shares
 
 
 def _indexed(
@@ -297,11 +293,3 @@ def _object(
     where = {} if options.namespace is None else {"namespace": options.namespace}
     metadata = {"name": name, **where, **_metadata(name, options)}
     return {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec}
-
-
-def _quoted(word: str) -> str:
-    return (
-        word
-        if not set(word) & set(" {}[]()$\"'*?&;|<>~#`\\")
-        else "'" + word.replace("'", "'\\''") + "'"
-    )

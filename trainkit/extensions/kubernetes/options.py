@@ -24,7 +24,12 @@ RESTRICTED: Mapping[str, Any] = {
     "runAsNonRoot": True,
     "seccompProfile": {"type": "RuntimeDefault"},
 }
-_QUANTITY = re.compile(r"\d+(\.\d+)?(m|[kMGTPE]|[KMGTPE]i)?")
+_QUANTITY = re.compile(r"(\d+(?:\.\d+)?)(m|[kMGTPE]|[KMGTPE]i)?")
+_UNITS = {
+    "m": 1e-3,
+    **{unit: 1000.0**power for power, unit in enumerate(("", *"kMGTPE"))},
+    **{f"{unit}i": 1024.0**power for power, unit in enumerate("KMGTPE", 1)},
+}
 
 
 @dataclass(frozen=True)
@@ -165,6 +170,13 @@ def name_of(text: str, is_given: bool) -> str:
         return text if _NAME.fullmatch(text) else f"fit-{text}".strip("-")
     _name("job_name", text)
     return text
+
+
+def amount_of(quantity: str) -> float:
+    """Return the number of a legal quantity: 8 of 8000m, 1024 of 1Ki."""
+    match = _QUANTITY.fullmatch(quantity)
+    assert match is not None
+    return float(match[1]) * _UNITS[match[2] or ""]
 
 
 def _name(setting: str, text: Any) -> str | None:
