@@ -65,6 +65,22 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             "launcher.memory is '64 GB'; it must be a quantity as Kubernetes takes it: 8, 64Gi.",
         ),
         (
+            {"memory": "64"},
+            "launcher.memory is '64', which Kubernetes reads as 64 bytes. Write the unit after the",
+        ),
+        ({"memory": "64m"}, "launcher.memory is '64m', which Kubernetes reads as 0.064 bytes."),
+        ({"shm_size": "16k"}, "launcher.shm_size is '16k', which Kubernetes reads as 16000 bytes."),
+        (
+            {"head_resources": {"memory": 16}, "kind": "RayJob"},
+            "launcher.head_resources.memory is '16', which Kubernetes reads as 16 bytes.",
+        ),
+        (
+            {"env": {"NCCL_IB_HCA": None}},
+            "launcher.env.NCCL_IB_HCA is null; it must be a text. Leave it out, or give ''.",
+        ),
+        ({"env": {"X": {"a": 1}}}, "launcher.env.X is {'a': 1}; it must be a text."),
+        ({"node_selector": {"pool": ["a"]}}, "launcher.node_selector.pool is ['a']; it must be a"),
+        (
             {"volumes": {"runs": "runs"}},
             "launcher.volumes.runs is 'runs'; it must be an absolute path in the pods",
         ),

@@ -366,6 +366,17 @@ def test_a_shell_reads_the_words_of_a_rayjob_as_they_were_typed() -> None:
     assert read[3 : 3 + len(words)] == words
 
 
+def test_values_are_written_as_yaml_has_them() -> None:
+    """true, and not Python's True; the same in variables, labels and what selects nodes."""
+    given = {"ON": True, "COUNT": 8, "EMPTY": ""}
+    (job,) = objects(env=given, labels={"on": True}, node_selector={"on": True})
+    template = job["spec"]["template"]
+    own = {entry["name"]: entry["value"] for entry in container([job])["env"]}
+    assert own.items() >= {"ON": "true", "COUNT": "8", "EMPTY": ""}.items()
+    assert template["metadata"]["labels"]["on"] == "true"
+    assert template["spec"]["nodeSelector"] == {"on": "true"}
+
+
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "TrainJob"])
 def test_a_misspelt_field_is_noticed_before_a_cluster_sees_it(kind: str) -> None:
     """By the schema of a pod, inside the operators' kinds too."""

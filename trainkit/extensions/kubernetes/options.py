@@ -30,6 +30,8 @@ _UNITS = {
     **{unit: 1000.0**power for power, unit in enumerate(("", *"kMGTPE"))},
     **{f"{unit}i": 1024.0**power for power, unit in enumerate("KMGTPE", 1)},
 }
+_OF_BYTES = ("memory", "shm_size")
+_LEAST_BYTES = 1024**2  # no process starts in less: the unit was forgotten
 
 
 @dataclass(frozen=True)
@@ -117,13 +119,10 @@ def options_of(given: Mapping[str, Any]) -> KubernetesOptions:
             f"launcher.nproc_per_node is {ranks}, and launcher.gpus_per_node is {gpus}: each rank"
             " takes a GPU. Leave nproc_per_node out, or ask for more GPUs."
         )
-    resources = {name: str(given[name]) for name in ("cpu", "memory") if given[name] is not None}
-    for name, amount in [*resources.items(), ("shm_size", given["shm_size"])]:
-        if amount is not None and not _QUANTITY.fullmatch(str(amount)):
-            raise ConfigError(
-                f"launcher.{name} is {show(given[name])}; it must be a quantity as Kubernetes takes"
-                " it: 8, 64Gi."
-            )
+    resources = {
+        name: _quantity(name, given[name]) for name in ("cpu", "memory") if given[name] is not None
+    }
+    shm_size = given["shm_size"]
     if gpus is not None:
         resources[given["gpu_resource"]] = str(gpus)
     pod = _pod(given)
@@ -141,17 +140,14 @@ def options_of(given: Mapping[str, Any]) -> KubernetesOptions:
             volume_of(name, one)
             for name, one in _mapping("volumes", given["volumes"], "{claim: /path}").items()
         ),
-        env={
-            name: str(value)
-            for name, value in _mapping("env", given["env"], "{NCCL_DEBUG: INFO}").items()
-        },
+        env=_texts("env", given["env"], "{NCCL_DEBUG: INFO}"),
         secrets=_secrets(given["env_from_secrets"]),
         pod=pod,
         security_context=_security(given["security_context"]),
         labels=_labels(given["labels"]),
         annotations=_texts("annotations", given["annotations"], "{team: vision}"),
         namespace=_name("namespace", given["namespace"]),
-        shm_size=given["shm_size"],
+        shm_size=None if shm_size is None else _quantity("shm_size", shm_size),
         max_failures=_MAX_FAILURES if given["max_failures"] is None else given["max_failures"],
         grace_s=given["grace_s"],
         ttl_s=given["ttl_s"],
@@ -169,6 +165,21 @@ def name_of(text: str, is_given: bool) -> str:
         text = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:_MOST].strip("-")
         return text if _NAME.fullmatch(text) else f"fit-{text}".strip("-")
     _name("job_name", text)
+    return text
+
+
+def _quantity(name: str, given: Any) -> str:
+    text = str(given)
+    if not _QUANTITY.fullmatch(text):
+        raise ConfigError(
+            f"launcher.{name} is {show(given)}; it must be a quantity as Kubernetes takes it: 8,"
+            " 64Gi."
+        )
+    if name.endswith(_OF_BYTES) and (amount := amount_of(text)) < _LEAST_BYTES:
+        raise ConfigError(
+            f"launcher.{name} is {show(given)}, which Kubernetes reads as {amount:g} bytes. Write"
+            " the unit after the number, as 64Gi or 500Mi; m is a thousandth."
+        )
     return text
 
 
@@ -238,13 +249,7 @@ def _head(given: Any, kind: str) -> dict[str, str]:
             f"launcher.head_resources is {show(given)}, and launcher.kind={kind} has no pod that"
             " trains nothing: it is of RayJob's head and MPIJob's launcher. Leave it out."
         )
-    for name, amount in resources.items():
-        if not _QUANTITY.fullmatch(amount):
-            raise ConfigError(
-                f"launcher.head_resources.{name} is {show(amount)}; it must be a quantity, as 4 or"
-                " 16Gi."
-            )
-    return resources
+    return {name: _quantity(f"head_resources.{name}", one) for name, one in resources.items()}
 
 
 def _security(given: Any) -> Mapping[str, Any]:
@@ -263,7 +268,10 @@ def _texts(name: str, given: Any, example: str) -> dict[str, str]:
     texts = {}
     for key, value in _mapping(name, given, example).items():
         if not isinstance(value, (str, int, float)):
-            raise ConfigError(f"launcher.{name}.{key} is {show(value)}; it must be a text.")
+            instead = " Leave it out, or give ''." if value is None else ""
+            raise ConfigError(
+                f"launcher.{name}.{key} is {show(value)}; it must be a text.{instead}"
+            )
         texts[key] = str(value).lower() if isinstance(value, bool) else str(value)
     return texts
 
@@ -298,7 +306,7 @@ def _pod(given: Mapping[str, Any]) -> dict[str, Any]:
     own = {
         "nodeSelector": (
             "node_selector",
-            dict(_mapping("node_selector", given["node_selector"], "{pool: gpu}")),
+            _texts("node_selector", given["node_selector"], "{pool: gpu}"),
         ),
         "tolerations": ("tolerations", given["tolerations"]),
         "serviceAccountName": ("service_account", given["service_account"]),
