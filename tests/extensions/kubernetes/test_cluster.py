@@ -221,6 +221,19 @@ def test_cancel_deletes_what_was_created(stand: Stand, capsys: pytest.CaptureFix
     assert "Job mlp is GONE already; there is nothing to cancel." in capsys.readouterr().err
 
 
+def test_an_mpijob_that_is_cancelled_saves_nothing(
+    stand: Stand, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its workers' main process is sshd, which ends at SIGTERM; the message says what it costs."""
+    stand.create("MPIJob")
+    stand.answer({"metadata": CREATED}, [RUNNING])
+    assert main("jobs", ["cancel", "mlp"]) == 0
+    assert (
+        "job mlp is cancelled: the ranks end at once, and lose the steps since their last"
+        " checkpoint. To resume: kubectl create -f" in capsys.readouterr().out
+    )
+
+
 @pytest.mark.parametrize(
     ("job", "state", "left"),
     [

@@ -101,11 +101,11 @@ class KubernetesCluster:
                 f"job {one.name} is {row.state} already: what it had left in the cluster is deleted"
                 f" ({', '.join(left)}), and its name is free"
             )
-        what = (
-            "the ranks save a checkpoint and end"
-            if row.state == "RUNNING"
-            else "it had not started"
-        )
+        what = "the ranks save a checkpoint and end"
+        if row.state != "RUNNING":
+            what = "it had not started"
+        elif one.kind == "MPIJob":  # sshd of its workers ends at SIGTERM, and their ranks with it
+            what = "the ranks end at once, and lose the steps since their last checkpoint"
         return f"job {one.name} is cancelled: {what}. To resume: kubectl create -f {one.manifest}"
 
     def _row(self, one: _Job) -> JobRow:

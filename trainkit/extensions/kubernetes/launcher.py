@@ -50,7 +50,8 @@ class KubernetesLauncher(JobLauncher):
         job_name: null: the config's name.
         shm_size: of /dev/shm, as 16Gi: loader workers use it.
         max_failures: so often the job may lose a pod, or fail, and start again; null: 10.
-        grace_s: seconds between a pod's SIGTERM and its end; the ranks save a checkpoint in them.
+        grace_s: seconds between a pod's SIGTERM and its end; the ranks save a checkpoint in them,
+            but for those of an MPIJob.
         ttl_s: seconds until an ended job is removed; null: it stays.
         dry_run: print the manifest, compared with Kubernetes' schemas if kubernetes-validate is
             there; create nothing.
