@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -133,3 +134,22 @@ def test_ranks_take_no_notice_of_their_configs_launcher(
     compose("fit", container["command"][at + 1 :], True, jobs.append)
     assert [job.config["run_dir"] for job in jobs] == [f"{tmp_path}/mine"]
     assert not any("launcher" in word for word in container["command"])
+
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="ray is missing")
+def test_a_rayjobs_driver_starts_ranks_on_ray(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also of a config that names launcher=kubernetes itself, with a section for it."""
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "mine.yaml").write_text(
+        "defaults: [mlp, _self_, {override /launcher: kubernetes}]\n"
+        "launcher=kubernetes:\n"
+        f"  {{kind: RayJob, image: trainkit:1, dry_run: true, volumes: {{runs: {tmp_path}}}}}\n"
+    )
+    words = [f"run_dir={tmp_path}/mine", "++launcher.nodes=[2,8]"]
+    assert main("fit", ["conf=mine", *words]) == 0
+    entrypoint = yaml.safe_load(capsys.readouterr().out)["spec"]["entrypoint"]
+    jobs: list[Any] = []
+    compose("fit", shlex.split(entrypoint)[4:], True, jobs.append)
+    assert [job.config["launcher"]["num_workers"] for job in jobs] == [[2, 8]]
