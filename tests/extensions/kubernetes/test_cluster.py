@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import stat
 import sys
@@ -261,3 +262,33 @@ def test_other_files_are_named(stand: Stand, capsys: pytest.CaptureFixture[str])
     (stand.folder / "kubernetes" / "mine.yaml").write_text("kind: Secret\n")
     assert main("jobs", []) == 2
     assert "kubernetes/mine.yaml is no manifest of a fit" in capsys.readouterr().err
+
+
+def test_a_manifest_of_another_user_is_listed(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One with secrets may be read by its owner alone; the other jobs of the folder are shown."""
+    stand.create()
+    secret = stand.folder / "kubernetes" / "secret.yaml"
+    secret.touch(0)
+    read = Path.read_text
+
+    def read_as_another(file: Path) -> str:
+        if file.name == secret.name:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return read(file)
+
+    monkeypatch.setattr(Path, "read_text", read_as_another)  # root may read all
+    monkeypatch.setattr("os.access", lambda file, _: Path(file).name != secret.name)
+    stand.answer({"metadata": CREATED}, [RUNNING])
+    capsys.readouterr()
+    assert main("jobs", ["--json"]) == 0
+    rows = {
+        row["job"]: (row["state"], row["reason"]) for row in json.loads(capsys.readouterr().out)
+    }
+    assert rows == {
+        "mlp": ("RUNNING", ""),
+        "secret": ("UNKNOWN", "only its owner may read its manifest"),
+    }
+    assert main("jobs", ["cancel", "secret"]) == 2
+    assert "kubernetes/secret.yaml may be read by its owner alone" in capsys.readouterr().err

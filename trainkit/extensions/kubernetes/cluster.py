@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -57,7 +58,12 @@ class KubernetesCluster:
         they are no folders of runs, which are in the cluster.
         """
         files = sorted(Path(FOLDER).glob("*.yaml"), key=lambda file: file.stat().st_mtime)
-        return [self._row(_read(file)) for file in files]
+        return [
+            self._row(_read(file))
+            if os.access(file, os.R_OK)
+            else JobRow(file.stem, "UNKNOWN", str(file), "only its owner may read its manifest")
+            for file in files
+        ]
 
     def has(self, job: str) -> bool:
         """Return whether it is the name of a manifest here, or its file."""
@@ -150,6 +156,11 @@ def _read(file: Path) -> _Job:
         metadata = job["metadata"]
         group = str(job["apiVersion"]).partition("/")[0]
         return _Job(metadata["name"], job["kind"], group, metadata.get("namespace"), file)
+    except PermissionError:
+        raise ConfigError(
+            f"{file} may be read by its owner alone, as that of a job with secrets: ask its owner,"
+            f" or Kubernetes: kubectl get pods -l {NAME_LABEL}={file.stem}"
+        ) from None
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
         raise ConfigError(
             f"{file} is no manifest of a fit ({type(error).__name__}): launcher=kubernetes writes"
