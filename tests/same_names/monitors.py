@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from tests.same_names.kit import Framework, data
 from tests.same_names.logs import callback_fit, kept_by
 from tests.same_names.table import differs, equal
@@ -174,3 +176,30 @@ def names_with(kit: Framework, callback: Any) -> list[str]:
         file = kit.folder / "logs" / "mine" / version / "metrics.csv"
         columns.append(set(file.read_text().splitlines()[0].split(",")))
     return sorted(columns[0] - columns[1])
+
+
+@equal
+def names_of_two_rates(kit: Framework) -> Any:
+    """LearningRateMonitor of two optimizers of a class, of which the second has a scheduler."""
+
+    def training_step(self: Any, batch: Any, batch_idx: int) -> None:
+        self.manual_backward(self.loss(batch))
+        for optimizer in self.optimizers():
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def configure_optimizers(self: Any) -> Any:
+        first, second = (
+            torch.optim.SGD([weight], lr=rate)
+            for weight, rate in zip(self.parameters(), (0.01, 0.02), strict=True)
+        )
+        return [first, second], [torch.optim.lr_scheduler.StepLR(second, 100)]
+
+    members: dict[str, Any] = {"automatic_optimization": False, "training_step": training_step}
+    members["configure_optimizers"] = configure_optimizers
+    monitor = kit.callbacks.LearningRateMonitor(logging_interval="step")
+    logger = kit.loggers.CSVLogger(str(kit.folder / "logs"), name="mine", version="v1")
+    settings = {"logger": logger, "log_every_n_steps": 1, "max_epochs": 1}
+    trainer = callback_fit(kit, monitor, members=members, **settings)
+    names = ("lr-SGD", "lr-SGD-1")
+    return [round(float(trainer.callback_metrics[name]), 4) for name in names]

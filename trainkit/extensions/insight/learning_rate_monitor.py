@@ -104,23 +104,26 @@ def _log(trainer: RunView, values: dict[str, float]) -> None:
 def names_of(
     optimizers: Sequence[Optimizer], schedules: Sequence[ScheduleConfig]
 ) -> list[list[str]]:
-    """Return the name of each group of each optimizer.
+    """Return the name of each group of each optimizer. Those with a scheduler are counted first, as
+    in Lightning.
 
     Raises:
         ConfigError: two groups have the same name.
     """
     given = {id(config.scheduler.optimizer): config.name for config in schedules if config.name}
+    scheduled = [config.scheduler.optimizer for config in schedules]
     seen: Counter[str] = Counter()
-    names = []
-    for optimizer in optimizers:
+    by_optimizer: dict[int, list[str]] = {}
+    for optimizer in dict.fromkeys([*scheduled, *optimizers]):
         name = given.get(id(optimizer)) or f"lr-{type(optimizer).__name__}"
         seen[name] += 1
         name += f"-{seen[name] - 1}" * (seen[name] > 1)
         groups = optimizer.param_groups
         own = [str(group.get("name") or f"pg{i}") for i, group in enumerate(groups, 1)]
-        names.append(
+        by_optimizer[id(optimizer)] = (
             [f"{name}/{part}" for part in own] if len(groups) > 1 or "name" in groups[0] else [name]
         )
+    names = [by_optimizer[id(optimizer)] for optimizer in optimizers]
     counts = Counter(name for of_groups in names for name in of_groups)
     if twice := [name for name, count in counts.items() if count > 1]:
         raise ConfigError(
