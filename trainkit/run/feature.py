@@ -16,13 +16,14 @@ A feature that a fit does not ask for is not made, and costs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch.optim import Optimizer
 
 from trainkit.api.view import RunView
 from trainkit.checkpoint.contents import Part, RankPart
+from trainkit.errors import ConfigError
 
 
 class Feature:
@@ -88,11 +89,7 @@ class Features(list[Feature]):
 
     def in_step(self, run: RunView, optimizers: Sequence[Optimizer]) -> Mapping[str, Any]:
         """Ask each."""
-        return {
-            name: part
-            for feature in self
-            for name, part in feature.in_step(run, optimizers).items()
-        }
+        return self._joined(lambda feature: feature.in_step(run, optimizers))
 
     def begun(self, run: RunView) -> None:
         """Ask each."""
@@ -101,13 +98,32 @@ class Features(list[Feature]):
 
     def parts(self, run: RunView) -> Mapping[str, Part]:
         """Ask each."""
-        return {name: part for feature in self for name, part in feature.parts(run).items()}
+        return self._joined(lambda feature: feature.parts(run))
 
     def rank_parts(self, run: RunView) -> Mapping[str, RankPart]:
         """Ask each."""
-        return {name: part for feature in self for name, part in feature.rank_parts(run).items()}
+        return self._joined(lambda feature: feature.rank_parts(run))
 
     def before_epoch(self, epoch: int) -> None:
         """Ask each."""
         for feature in self:
             feature.before_epoch(epoch)
+
+    def _joined(self, named: Callable[[Feature], Mapping[str, Any]]) -> dict[str, Any]:
+        """Return what each names.
+
+        Raises:
+            ConfigError: two name the same: the second would be used, and the first not.
+        """
+        joined: dict[str, Any] = {}
+        owners: dict[str, str] = {}
+        for feature in self:
+            own = feature.key or feature.name
+            for name, part in named(feature).items():
+                if name in joined:
+                    raise ConfigError(
+                        f"{owners[name]} and {own} both bring a fit's '{name}': leave one of them out."
+                    )
+                joined[name] = part
+                owners[name] = own
+        return joined
