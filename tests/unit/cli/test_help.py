@@ -102,7 +102,7 @@ def test_a_list_into_a_pipe_that_is_closed_ends_in_silence(words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", ["--help", "--version", "explain", "extensions", "doctor --no-allreduce"]
+    "words", ["--help", "--version", "explain", "extensions", "jobs", "doctor --no-allreduce"]
 )
 def test_a_list_that_a_full_disk_does_not_take_is_one_error(words: str) -> None:
     """As `ls > /dev/full` says it; the code is that of a failure."""

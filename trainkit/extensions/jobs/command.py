@@ -28,7 +28,8 @@ _RUNS = "runs"
 
 def main(command: str, arguments: Sequence[str]) -> int:
     """Run the command; return the exit code."""
-    return main_alone(arguments, help_text(command, USAGE), lambda: _work(arguments))
+    only_prints = "cancel" not in arguments[:1]
+    return main_alone(arguments, help_text(command, USAGE), lambda: _work(arguments), only_prints)
 
 
 def _work(arguments: Sequence[str]) -> None:

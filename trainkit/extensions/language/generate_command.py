@@ -27,7 +27,10 @@ _AT_ONCE = 16  # prompts that are answered together
 def main(command: str, arguments: Sequence[str]) -> int:
     """Generate text: RUN_DIR prompt="..." [key=value ...]; return the exit code."""
     return main_alone(
-        arguments or ["--help"], help_text(command, GENERATE), lambda: _work(arguments)
+        arguments or ["--help"],
+        help_text(command, GENERATE),
+        lambda: _work(arguments),
+        only_prints=True,
     )
 
 
