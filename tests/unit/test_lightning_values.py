@@ -88,6 +88,19 @@ def test_null_and_zero_mean_lightnings_defaults(tmp_path: Path) -> None:
     assert (outer.global_step, outer.should_stop) == (1, True)
 
 
+def test_a_hook_may_ask_whether_it_is_a_quick_try(tmp_path: Path) -> None:
+    """trainer.fast_dev_run is the number of batches, and 0 in other fits."""
+    seen = []
+
+    class Asks(Line):
+        def on_train_start(self) -> None:
+            seen.append(self.trainer.fast_dev_run)  # type: ignore[attr-defined]
+
+    for quick in (True, 3, False):
+        quiet(tmp_path, fast_dev_run=quick, max_epochs=1).fit(Asks(), loader(8))
+    assert seen == [1, 3, 0]
+
+
 def test_no_limit_of_epochs_trains_until_a_stop(tmp_path: Path) -> None:
     """With max_epochs=-1 nothing but a request ends the run; max_steps still limits it."""
 

@@ -109,6 +109,11 @@ class Limits:
         """The limit of steps; -1 if there is none, as in Lightning."""
         return self.options.limits.max_steps or -1
 
+    @property
+    def fast_dev_run(self) -> int:
+        """The batches of a quick try; 0 if it is none."""
+        return self.options.fast_dev_run
+
 
 class _Parts:
     task: Task

@@ -92,11 +92,12 @@ TRAINER = lightning.TRAINER | each(
             " Trainer(compile=...)."
         ),
         "evaluate": "In its place: Trainer.validate or Trainer.test.",
-        "fit_loop": (
+        "fit_loop predict_loop test_loop validate_loop": (
             "In its place: Trainer(max_epochs=...). Each phase has a Trainer of its own; the Task"
             " keeps its weights. Whether a fit validates: trainer.evaluator.has_data; its batches:"
             " trainer.num_training_batches."
         ),
+        "profiler": "In its place: trainer.callbacks. A profiler is one of them.",
         "push_to_hub save_model": (
             "In its place: export. `python -m trainkit export run_dir=... format=huggingface`"
             " writes a folder that `huggingface-cli upload` takes."
