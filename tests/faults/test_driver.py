@@ -363,16 +363,17 @@ def test_the_reset_limit_ends_the_job(tmp_path: Path) -> None:
         assert "--reset-limit" in job.err
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
 def test_a_signal_to_the_driver_reaches_all(tmp_path: Path, number: signal.Signals) -> None:
-    """After SIGTERM all workers and the job exit with 75;
+    """After SIGTERM, or Slurm's SIGUSR1, all workers and the job exit with 75;
     of SIGINT, which these workers do not handle, they die.
     """
     with Job(tmp_path) as job:
         job.ranks(2)
         job.process.send_signal(number)
-        assert job.code() == (75 if number == signal.SIGTERM else 130)
-        assert len(job.log("preempted")) == (2 if number == signal.SIGTERM else 0)
+        handled = number != signal.SIGINT
+        assert job.code() == (75 if handled else 130)
+        assert len(job.log("preempted")) == (2 if handled else 0)
 
 
 def test_a_killed_driver_leaves_no_worker_behind(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.journals import wait_until
 from trainkit.extensions.elastic.output import WorkerOutput
 from trainkit.extensions.elastic.processes import Process, Reaper, RemoteProcess, code_of
 from trainkit.extensions.elastic.remote import SCRIPT, first_lines, ssh_command
@@ -280,3 +282,25 @@ def test_the_remote_script_starts_nothing_without_the_whole_text(
     text = first_lines({}, str(tmp_path), ["touch", "started"], "go-1").removesuffix("go-1\n")
     assert remote(shell, text) == (255, "")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_signal_to_all_processes_of_a_step_leaves_the_reaper() -> None:
+    """Slurm's `--signal=USR1@60` may reach it too: it still ends the workers of a killed driver."""
+    reaper = Reaper()
+    status = Path(f"/proc/{reaper._process.pid}/status")
+    hup = 1 << (signal.SIGHUP - 1)  # the last signal that it ignores when it starts
+    ignored = re.compile(r"SigIgn:\s*(\w+)")
+    wait_until(
+        lambda: bool(int(ignored.findall(status.read_text())[0], 16) & hup),
+        10,
+        status.read_text,
+    )
+    worker = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    try:
+        reaper.tell("+", worker.pid)
+        reaper._process.send_signal(signal.SIGUSR1)
+        reaper.close()  # as after the driver's death: the pipe closes
+        assert worker.wait(10) == -signal.SIGTERM
+    finally:
+        worker.kill()
+        worker.wait()

@@ -557,6 +557,16 @@ def test_who_does_not_heed_a_signal_is_killed() -> None:
     assert job.sent[A] == [signal.SIGTERM, signal.SIGKILL]
 
 
+def test_slurms_signal_is_sigterm_to_the_workers() -> None:
+    """SIGUSR1 to the driver, by `--signal=USR1@60`: a program may not handle it."""
+    job = started()
+    job.signal(signal.SIGUSR1)
+    assert job.sent == {A: [signal.SIGTERM], B: [signal.SIGTERM]}
+    assert "SIGUSR1 received: all workers get SIGTERM" in job.said[-1]
+    job.exit(A, B, code=75)
+    assert job.code == 75
+
+
 def test_a_signal_before_any_rank_ends_with_the_signals_code() -> None:
     """No worker had state to save."""
     job = Simulated()

@@ -127,7 +127,8 @@ def _signals(driver: Driver) -> Iterator[None]:
     def note(number: int, frame: FrameType | None) -> None:
         driver.post(lambda now: driver.state_machine.signalled(now, signal.Signals(number)))
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+    handled = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+    before = {number: signal.signal(number, note) for number in handled}
     try:
         yield
     finally:

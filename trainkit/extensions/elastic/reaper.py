@@ -19,7 +19,7 @@ GRACE_S = 30.0
 
 def main() -> None:
     """Follow the driver, then end its workers."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     groups: set[int] = set()
     for line in sys.stdin:

@@ -251,16 +251,20 @@ class StateMachine:
         self.job.lose(w, f"was preempted and left (exit code {PREEMPTED})")
 
     def signalled(self, now: float, number: signal.Signals) -> list[Decision]:
-        """Horovodrun received SIGTERM or SIGINT: forward it to all workers."""
+        """The driver received SIGTERM or SIGINT: forward it to all workers; of SIGUSR1 (Slurm),
+        which a program may not handle, they get SIGTERM.
+        """
         job = self.job
+        forwarded = signal.SIGTERM if number == signal.SIGUSR1 else number
         if job.over is not None and job.over.code is None:
             job.over = Over(128 + number, f"{number.name} received")
         if job.stop is None and job.over is None:
             job.say(
-                f"{number.name} received: all workers get it and have {job.rules.stop_s:g} s to end"
+                f"{number.name} received: all workers get {forwarded.name} and have"
+                f" {job.rules.stop_s:g} s to end"
             )
             job.stop = number
-        job.forward(number, now)
+        job.forward(forwarded, now)
         return self._settle(now)
 
     def tick(self, now: float) -> list[Decision]:
