@@ -4,6 +4,7 @@ no Slurm is needed.
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -272,7 +273,7 @@ def test_a_submitted_job(
     """
     answers = iter(reasons)
 
-    def program(name: str, words: list[str], text: str = "") -> subprocess.CompletedProcess[str]:
+    def program(name: str, words: list[str], text: str = "", **_: Any) -> subprocess.CompletedProcess[str]:
         out = "7" if name == "sbatch" else f"7|PENDING|{next(answers)}|0:00|1:00|main|"
         return subprocess.CompletedProcess([name], 0, out, "")
 
@@ -286,3 +287,36 @@ def test_a_submitted_job(
         and f"trainkit jobs '{tmp_path}/far away'" in text
     )
     assert (line in text) if line else "cannot start" not in text
+
+
+def test_variables_of_the_shell_do_not_replace_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """SBATCH_PARTITION and the like have precedence over a script, but not over the command line;
+    what is not set by the launcher is left to them, except what is not for one run.
+    """
+    sbatch = tmp_path / "bin" / "sbatch"
+    sbatch.parent.mkdir()
+    sbatch.write_text(
+        f'#!/bin/sh\nprintf "%s\\n" "$@" > "{tmp_path}/given"\nenv > "{tmp_path}/env"\n'
+        f'cat > "{tmp_path}/script"\necho 7\n'
+    )
+    sbatch.chmod(0o755)
+    squeue = sbatch.with_name("squeue")
+    squeue.write_text("#!/bin/sh\necho '7|PENDING|Priority|0:00|1:00|main|'\n")
+    squeue.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{sbatch.parent}:/usr/bin:/bin")
+    variables = {"PARTITION": "other", "RESERVATION": "mine", "ARRAY_INX": "1-4"}
+    variables |= {"ERROR": "elsewhere", "WAIT": "1"}
+    for name, value in variables.items():
+        monkeypatch.setenv(f"SBATCH_{name}", value)
+    words = ("launcher.partition=gpu", 'launcher.constraint="a100&ib"', "launcher.requeue=false")
+    assert run("run_dir=my 50% run", *words) == 0, capsys.readouterr().err
+    given = (tmp_path / "given").read_text().splitlines()
+    assert given[0] == "--parsable" and "--no-requeue" in given
+    assert "--partition=gpu" in given and "--constraint=a100&ib" in given
+    assert f"--output={tmp_path}/my 50%% run/slurm/%j.out" in given
+    lines = (tmp_path / "script").read_text().splitlines()
+    assert len([line for line in lines if line.startswith("#SBATCH ")]) == len(given) - 1
+    left = re.findall("^SBATCH_(.*)=", (tmp_path / "env").read_text(), re.MULTILINE)
+    assert sorted(left) == ["PARTITION", "RESERVATION"]

@@ -17,7 +17,7 @@ from trainkit.errors import ConfigError
 from trainkit.extensions.slurm.jobs import SubmittedJob, jobs_of, record, states_of
 from trainkit.extensions.slurm.options import options_of
 from trainkit.extensions.slurm.programs import error_of, partitions, run_program
-from trainkit.extensions.slurm.script import SLURM, JobFit, script_of
+from trainkit.extensions.slurm.script import SLURM, JobFit, directives_of, script_of
 from trainkit.launch.job_launcher import FitConfig, JobLauncher, engine_of_ranks
 from trainkit.launch.overrides import override, without
 from trainkit.launch.shared_folder import made_for_now
@@ -34,6 +34,8 @@ _NEVER = {
     "PartitionTimeLimit": "launcher.time",
 }
 _FIRST = ("", "PartitionConfig")  # reasons of a job that Slurm's scheduler has not looked at yet
+# Several jobs of one run, errors in another file, a wait for its end: no option undoes these.
+_NOT_OF_A_RUN = ("SBATCH_ARRAY_INX", "SBATCH_ERROR", "SBATCH_WAIT")
 _ASKS = 4
 _ASK_AGAIN_S = 1.0
 
@@ -163,7 +165,8 @@ class SlurmLauncher(JobLauncher):
             try:
                 partial.touch(0o600 if private else 0o644)
                 partial.write_text(text)
-                job = SubmittedJob(_submit(text), fit.run_dir, time.strftime("%Y-%m-%dT%H:%M:%S"))
+                number = _submit(text, directives_of(fit, self.options))
+                job = SubmittedJob(number, fit.run_dir, time.strftime("%Y-%m-%dT%H:%M:%S"))
             except BaseException:
                 partial.unlink(missing_ok=True)
                 raise
@@ -228,8 +231,10 @@ def _warn_if_it_waits_forever(job: SubmittedJob) -> None:
         )
 
 
-def _submit(script: str) -> int:
-    done = run_program("sbatch", ["--parsable"], script)
+def _submit(script: str, directives: Sequence[str]) -> int:
+    # at the command line too: SBATCH_PARTITION=... of the shell has precedence over the script
+    given = [word for directive in directives for word in shlex.split(directive)]
+    done = run_program("sbatch", ["--parsable", *given], script, without=_NOT_OF_A_RUN)
     number = done.stdout.strip().partition(";")[0]
     if done.returncode == 0 and number.isdecimal():
         return int(number)

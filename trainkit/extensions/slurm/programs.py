@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -13,9 +14,10 @@ _TIMEOUT_S = 120.0  # a program tries for long to reach a controller that is res
 
 
 def run_program(
-    name: str, arguments: Sequence[str], text: str = ""
+    name: str, arguments: Sequence[str], text: str = "", without: Sequence[str] = ()
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program of Slurm's with a text as its input.
+    """Run a program of Slurm's with a text as its input, and the environment but for the variables
+    `without`.
 
     Raises:
         ConfigError: it is not installed, or does not answer.
@@ -34,6 +36,7 @@ def run_program(
             text=True,
             check=False,
             timeout=_TIMEOUT_S,
+            env={key: value for key, value in os.environ.items() if key not in without},
         )
     except subprocess.TimeoutExpired:
         raise ConfigError(

@@ -40,10 +40,10 @@ class JobFit:
     needs_secret: bool = False
 
 
-def script_of(fit: JobFit, options: SlurmOptions) -> str:
-    """Return the script of a job."""
+def directives_of(fit: JobFit, options: SlurmOptions) -> list[str]:
+    """Return all of sbatch's options for a job, as its script has them: quoted."""
     folder = fit.run_dir / SLURM
-    directives = [
+    return [
         f"--job-name={shlex.quote(fit.name)}",
         *options.directives,
         "--requeue" if options.requeue else "--no-requeue",
@@ -51,6 +51,11 @@ def script_of(fit: JobFit, options: SlurmOptions) -> str:
         f"--output={shlex.quote(str(folder).replace('%', '%%') + '/%j.out')}",
         "--open-mode=append",
     ]
+
+
+def script_of(fit: JobFit, options: SlurmOptions) -> str:
+    """Return the script of a job."""
+    folder = fit.run_dir / SLURM
     srun = ["srun", "--kill-on-bad-exit=1"]
     srun += [f"--cpus-per-task={options.cpus_per_task}"] if options.cpus_per_task else []
     command = _joined(
@@ -58,7 +63,7 @@ def script_of(fit: JobFit, options: SlurmOptions) -> str:
     )
     lines = [
         "#!/bin/bash",
-        *(f"#SBATCH {directive}" for directive in directives),
+        *(f"#SBATCH {directive}" for directive in directives_of(fit, options)),
         (
             "# Written by trainkit. The ranks touch this file after a signal, when their checkpoint"
             " is written."
