@@ -238,8 +238,8 @@ class Trainer(LastRun):
             val_dataloaders: the same, or a list of DataLoaders.
             datamodule: provides both, in place of the two.
             ckpt_path: resume from this checkpoint: "last" (the newest complete one) or "best" of
-                `run_dir`, "auto" (the last one, or a new run if there is none), a folder, or an
-                fsspec URL.
+                `run_dir`, "auto" (the last one, or a new run if there is none; "auto:PATH": or
+                else PATH), a folder, or an fsspec URL.
             init_weights: start from these weights only: a checkpoint's folder, a .safetensors file,
                 a folder of transformers, a state dict (.pt, .pth), or a Lightning checkpoint
                 (.ckpt); Task.translate_weights may rename them. Ignored if a checkpoint is resumed.

@@ -58,8 +58,8 @@ def read(
     """Find a checkpoint, verify it, and read it.
 
     Args:
-        ckpt_path: "last" or "best" of the stores, "auto" (the last one, if there is any), a folder,
-            or a URL.
+        ckpt_path: "last" or "best" of the stores, "auto" (the last one, if there is any; of
+            "auto:PATH" PATH if there is none), a folder, or a URL.
         stores: locations of this run's checkpoints.
         resume: whether a run resumes from it: skips checkpoints that hold only weights, and reads
             the state beside them.
@@ -148,10 +148,14 @@ class _Finder(NamedTuple):
 def _find(
     ckpt_path: str, stores: Sequence[Store], say: Say, reader: _Finder
 ) -> Iterator[tuple[str, Path] | None]:
+    requested, _, other = ckpt_path.partition(":")
     with _readable(ckpt_path), ExitStack() as stack:
-        if ckpt_path in ("last", "auto"):
-            yield _newest(stores, say, reader, stack, ckpt_path)
-            return
+        if ckpt_path == "last" or requested == "auto":
+            newest = _newest(stores, say, reader, stack, requested)
+            if newest is not None or not other:
+                yield newest
+                return
+            ckpt_path = other
         store, name = _best(stores) if ckpt_path == "best" else _named(ckpt_path)
         try:
             folder = reader.open(store, name, stack)

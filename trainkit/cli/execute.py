@@ -102,7 +102,8 @@ def execute(job: ComposedJob) -> dict[str, float]:
         print("\n".join(lines), flush=True)
     ckpt_path = job.config.get("ckpt_path")
     if job.command == "fit":
-        ckpt_path = "auto" if job.config.get("resume") else ckpt_path
+        if job.config.get("resume"):
+            ckpt_path = f"auto:{ckpt_path}" if ckpt_path else "auto"
         weights = {
             "init_weights": job.config.get("init_weights"),
             "strict": job.config.get("strict", True),

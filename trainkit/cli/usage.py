@@ -43,7 +43,7 @@ USAGES = {
         (
             RUN_DIR,
             ("ckpt_path", CKPT, "none", "resume from this checkpoint"),
-            ("resume", "auto", "none", "resume if run_dir has a checkpoint, else start"),
+            ("resume", "auto", "none", "resume if run_dir has a checkpoint, or start at ckpt_path"),
             (
                 "init_weights",
                 "FILE | FOLDER",

@@ -178,12 +178,16 @@ def of_first_start(lines: Sequence[str], run_dir: Path) -> list[str]:
     def resumes(line: str) -> bool:
         key, _, value = line.lstrip("+").partition("=")
         path = value.strip("'\"")
-        is_own = path in ("last", "best", "null") or Path(path).absolute().is_relative_to(
-            run_dir.absolute()
-        )
-        return key == "resume" or (key == "ckpt_path" and is_own)
+        is_left = path == "null" or is_own(path, run_dir)
+        return key == "resume" or (key == "ckpt_path" and is_left)
 
     return [line for line in lines if not resumes(line)]
+
+
+def is_own(ckpt_path: str, run_dir: str | Path) -> bool:
+    """Return whether a `ckpt_path` of fit is a checkpoint of the run in this folder."""
+    path = Path(ckpt_path).absolute()
+    return ckpt_path in ("last", "best", "auto") or path.is_relative_to(Path(run_dir).absolute())
 
 
 def joined(before: Sequence[str], now: Sequence[str]) -> list[str]:

@@ -19,6 +19,7 @@ from trainkit.config.launchers import (
     runs_elsewhere,
     starts_ranks,
 )
+from trainkit.config.of_run import is_own
 from trainkit.config.roles import declared_engine
 from trainkit.config.signature import Parameter, Signature, read_signature
 from trainkit.engine.select import require, target_of
@@ -313,10 +314,11 @@ def _check_beginning(config: dict[str, Any], command: str) -> None:
             f"table is '{config['table']}', the format of the table that predict writes; {command}"
             " writes none."
         )
-    if config.get("resume") is not None and ckpt_path is not None:
+    if config.get("resume") is not None and ckpt_path and is_own(ckpt_path, config["run_dir"]):
         raise ConfigError(
-            f"resume is 'auto' and ckpt_path is '{ckpt_path}': two starting points. Leave one out"
-            " (null)."
+            f"resume is 'auto' and ckpt_path is '{ckpt_path}': two checkpoints of this run. Leave one"
+            " out (null); beside resume=auto, ckpt_path=PATH names another run's checkpoint, from"
+            " which this one begins while it has none."
         )
     if ckpt_path is not None and weights is not None:
         raise ConfigError(

@@ -41,7 +41,8 @@ def find_saved(stage: Stage, ckpt_path: str | None) -> dict[str, Any] | None:
         None if there is nothing to resume from, and nothing or "auto" was requested.
     """
     restarts = stage.elastic is not None and not stage.is_elastic
-    if restarts and stage.engine.name in ("ddp", "fsdp") and ckpt_path != "auto":
+    is_auto = str(ckpt_path).partition(":")[0] == "auto"
+    if restarts and not is_auto and stage.engine.name in ("ddp", "fsdp"):
         raise ConfigError(
             "callbacks=elastic under torchrun, which restarts all processes when one is lost: they"
             " would begin from the start. Let them resume from the run's checkpoint: resume=auto"

@@ -40,6 +40,32 @@ def script(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return text
 
 
+def started(
+    text: str, folder: Path, srun: str = "", restarts: int = 0
+) -> tuple[int, list[str], str]:
+    """Run a job's script as its first start, or a later one, with a line of shell in place of srun.
+
+    Returns:
+        Its exit code, what srun was given, and what it has printed; scontrol writes "requeued".
+    """
+    stubs = {"srun": f'printf "%s\\n" "$@" > given\n{srun}', "scontrol": 'echo "$@" >> requeued'}
+    (folder / "bin").mkdir(exist_ok=True)
+    (folder / "my run" / "slurm").mkdir(parents=True, exist_ok=True)
+    for name, body in stubs.items():
+        (folder / "bin" / name).write_text(f"#!/bin/sh\n{body}\n")
+        (folder / "bin" / name).chmod(0o755)
+    path = f"{folder}/bin:/usr/bin:/bin"
+    env = {"PATH": path, "SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": str(restarts)}
+    done = subprocess.run(
+        ["bash", "-c", text], cwd=folder, env=env, capture_output=True, text=True, check=False
+    )
+    return (
+        done.returncode,
+        (folder / "given").read_text().splitlines(),
+        done.stdout + done.stderr,
+    )
+
+
 def test_a_dry_run_prints_the_script_and_leaves_nothing(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -111,7 +137,8 @@ def test_settings_reach_the_script(capsys: pytest.CaptureFixture[str]) -> None:
         in text
     )
     assert "start=(\"ckpt_path='/other/last'\")" in lines
-    assert '[ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] && start=(ckpt_path=null resume=auto)' in lines
+    again = "start=(\"ckpt_path='/other/last'\" resume=auto)"
+    assert f'[ "${{SLURM_RESTART_COUNT:-0}}" -gt 0 ] && {again}' in lines
     assert 'export HOROVOD_RENDEZVOUS_SECRET="$(od' in text  # a new one at each start, in no file
 
 
@@ -320,3 +347,38 @@ def test_variables_of_the_shell_do_not_replace_settings(
     assert len([line for line in lines if line.startswith("#SBATCH ")]) == len(given) - 1
     left = re.findall("^SBATCH_(.*)=", (tmp_path / "env").read_text(), re.MULTILINE)
     assert sorted(left) == ["PARTITION", "RESERVATION"]
+
+
+@pytest.mark.parametrize(
+    ("given", "first", "later"),
+    [
+        ([], ["resume=auto"], ["resume=auto"]),
+        (["ckpt_path=o/last"], ["ckpt_path=o/last"], ["ckpt_path=o/last", "resume=auto"]),
+        (
+            ["ckpt_path=o/last", "resume=auto"],
+            ["ckpt_path=o/last", "resume=auto"],
+            ["ckpt_path=o/last", "resume=auto"],
+        ),
+        (["ckpt_path=last"], ["ckpt_path=last"], ["ckpt_path=null", "resume=auto"]),
+        (
+            ["ckpt_path='my run/checkpoints/one'"],
+            ["ckpt_path='my run/checkpoints/one'"],
+            ["ckpt_path=null", "resume=auto"],
+        ),
+    ],
+)
+def test_where_each_start_begins(
+    given: list[str],
+    first: list[str],
+    later: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Later starts resume from the run's own checkpoint, and from PATH if the job was lost before it
+    had one.
+    """
+    text = script(capsys, *given)
+    for restarts, expected in ((0, first), (1, later), (2, later)):
+        code, words, printed = started(text, tmp_path, restarts=restarts)
+        assert (code, printed) == (0, "")
+        assert words[-len(expected) :] == expected and words[-len(expected) - 1].startswith("run_dir")

@@ -99,6 +99,23 @@ def test_auto_is_nothing_where_there_is_nothing(tmp_path: Path) -> None:
         load("last", [store_of(tmp_path)], line(), resume=True)
 
 
+def test_auto_may_name_another_checkpoint_to_begin_with(tmp_path: Path) -> None:
+    """Of "auto:PATH" PATH is taken if there is none, and only then; a damaged one is not replaced by it."""
+    store, other = store_of(tmp_path), LocalStore(tmp_path / "other")
+    fill(other, "b")
+    path = f"auto:{other.path_of('b')}"
+    loaded = load(path, [store], line(), resume=True)
+    assert loaded is not None and loaded[0] == other.path_of("b")
+    with pytest.raises(NoCheckpointError, match=r"ckpt_path is 'auto:x'; it must be"):
+        load("auto:auto:x", [store], line(), resume=True)
+    fill(store, "a")
+    loaded = load(path, [store], line(), resume=True)
+    assert loaded is not None and loaded[0] == store.path_of("a")
+    (store.folder / "a" / "manifest.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=ALL_DAMAGED):
+        load(path, [store], line(), resume=True)
+
+
 def test_a_run_cannot_resume_from_weights_only(tmp_path: Path) -> None:
     """A run resumes from the newest complete one;
     if all hold only weights, the error names their use.

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from trainkit.cli.run import main
+from trainkit.run.progress_file import read_progress
 from trainkit.run.state import STATE
 
 FIT = [
@@ -45,6 +46,24 @@ def test_a_refused_resume_changes_nothing(run: Path, capsys: pytest.CaptureFixtu
     assert width(run) == 16 and (run / STATE).read_text() == state
     assert main("fit", ["run_dir=run", "ckpt_path=last", "trainer.max_steps=4"]) == 0
     assert (run / "checkpoints" / "epoch=0-step=4").is_dir()
+
+
+def test_a_run_begins_at_anothers_checkpoint_until_it_has_its_own(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """resume=auto ckpt_path=PATH, for jobs that are started again: PATH is read while the run has no
+    checkpoint, and must exist then.
+    """
+    other = f"ckpt_path={run}/checkpoints/last"
+    line = [*FIT[:-1], "run_dir=new", "resume=auto", other, "+task.model.width=16"]
+    assert main("fit", [*line, "trainer.max_steps=3"]) == 0
+    run.rename(tmp_path / "gone")
+    assert main("fit", [*line, "trainer.max_steps=4"]) == 0
+    progress = read_progress(tmp_path / "new")
+    assert progress is not None
+    assert [(start.how, start.step) for start in progress.starts] == [("resume", 2), ("resume", 3)]
+    assert main("fit", [*line, "trainer.max_steps=4", "run_dir=third"]) == 2
+    assert f"ckpt_path is '{run}/checkpoints/last'; it must be" in capsys.readouterr().err
 
 
 def test_an_earlier_run_keeps_its_config(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

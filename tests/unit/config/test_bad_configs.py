@@ -93,8 +93,12 @@ MISTAKES = {
     "resume=auto": ["resume is 'auto', but each start has a new folder", "run_dir=runs/mlp/mine"],
     "resume=yes run_dir=r": ["resume is 'yes'; it must be 'auto' or null"],
     "resume=auto ckpt_path=last run_dir=r": [
-        "resume is 'auto' and ckpt_path is 'last'",
+        "resume is 'auto' and ckpt_path is 'last': two checkpoints of this run",
         "Leave one out",
+    ],
+    "resume=auto ckpt_path=r/checkpoints/one run_dir=r": [
+        "ckpt_path is 'r/checkpoints/one': two checkpoints of this run",
+        "another run's checkpoint",
     ],
     "ckpt_path=last init_weights=w.pt run_dir=r": [
         "ckpt_path is 'last' and init_weights is 'w.pt'",

@@ -152,7 +152,9 @@ class ConfigSubject(Subject):
     def _built(self, config: dict[str, Any]) -> RequestedFit:
         built = build(config, [], self._job.recorded)
         data = DataSources(datamodule=built.datamodule)
-        ckpt_path = "auto" if config.get("resume") else config.get("ckpt_path")
+        ckpt_path = config.get("ckpt_path")
+        if config.get("resume"):
+            ckpt_path = f"auto:{ckpt_path}" if ckpt_path else "auto"
         start = StartFrom(ckpt_path, config.get("init_weights"), config.get("strict", True))
         trainer = built.trainer
         return RequestedFit(built.task, data, start, trainer.options, trainer.callbacks)

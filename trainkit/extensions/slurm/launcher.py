@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trainkit.config.of_run import is_own
 from trainkit.errors import ConfigError
 from trainkit.extensions.slurm.jobs import SubmittedJob, jobs_of, record, states_of
 from trainkit.extensions.slurm.options import options_of
@@ -124,10 +125,13 @@ class SlurmLauncher(JobLauncher):
     def launch(self, fit: FitConfig, arguments: Sequence[str]) -> int:
         """Submit a job that runs the command; see `run`."""
         start = resume = ["resume=auto"]
-        # for the first start: later ones resume from the run's own
+        # for the first start: later ones resume from the run's own, or begin there too if the job was
+        # lost before the run had one
         if (ckpt_path := fit.config.get("ckpt_path")) is not None:
-            start = [override("ckpt_path", ckpt_path)]
-            resume = ["ckpt_path=null", "resume=auto"]
+            begins = override("ckpt_path", ckpt_path)
+            is_here = is_own(ckpt_path, fit.run_dir)
+            resume = ["ckpt_path=null" if is_here else begins, "resume=auto"]
+            start = resume if fit.config.get("resume") else [begins]
         arguments = without(arguments, "ckpt_path", "resume", "launcher")
         run_dir = Path(fit.run_dir).absolute()
         job = JobFit(
