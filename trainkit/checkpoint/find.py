@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from trainkit.checkpoint.format import (
     TRAINING,
     load_extra,
     load_training,
+    now,
     open_weights,
     read_manifest,
     read_state,
@@ -31,6 +33,8 @@ from trainkit.errors import CheckpointError, NoCheckpointError, clause
 
 OTHER = "Take another one: ckpt_path=PATH."
 _INSTEAD = "Take another run's checkpoint (ckpt_path=PATH), or begin in a new folder (run_dir=...)."
+_EARLIEST = "1970-01-01T00:00:00.000000+00:00"
+_UNKNOWN = "unknown"  # sorts after all digits
 Difference = Callable[[Any], str]
 Say = Callable[[str], None]
 
@@ -216,9 +220,20 @@ def written(store: Store, name: str) -> str:
     """
     try:
         with store.fetch(name, manifest_alone=True) as folder:
-            return str(read_manifest(folder)["written"])
-    except (CheckpointError, KeyError):
-        return "unknown"  # sorts after all digits: tried first, and so reported
+            time = datetime.fromisoformat(read_manifest(folder)["written"])
+            return time.isoformat(timespec="microseconds")
+    except (CheckpointError, KeyError, ValueError, TypeError):
+        return _UNKNOWN  # tried first, and so reported
+
+
+def later(last: str, stores: Sequence[Store]) -> str:
+    """Return a time of writing after the `last` one of this process; if that is "", after those of
+    all checkpoints there are. The clocks of hosts that run one after the other differ.
+    """
+    times = [last] if last else [written(store, name) for store in stores for name in store.names()]
+    newest = max([_EARLIEST, *(time for time in times if time < _UNKNOWN)])
+    after = datetime.fromisoformat(newest) + timedelta(microseconds=1)
+    return max(now(), after.isoformat(timespec="microseconds"))
 
 
 def _best(stores: Sequence[Store]) -> tuple[Store, str]:

@@ -20,7 +20,7 @@ import struct
 import warnings
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -58,6 +58,11 @@ _SEAL = "sha256_of_this_file"
 _NO_SEAL = "0" * 64
 
 
+def now() -> str:
+    """Return the time as text that sorts by time."""
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="microseconds")
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """The contents of a checkpoint, on the host.
@@ -69,6 +74,7 @@ class Snapshot:
         about: plain values for the manifest.
         part: what this rank writes of weights and training of which each rank holds a part; None if
             this rank holds all.
+        written: when; of a run's checkpoints each is later than those before (find.later).
     """
 
     weights: Mapping[str, Tensor]
@@ -76,6 +82,7 @@ class Snapshot:
     training: Mapping[str, Any] | None
     about: Mapping[str, Any]
     part: RankFile | None = None
+    written: str = field(default_factory=now)
 
 
 def write(
@@ -107,8 +114,7 @@ def write(
     written = files | {
         name: {"bytes": part["bytes"], "sha256": part["sha256"]} for name, part in parts.items()
     }
-    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="microseconds")
-    about |= {"written": now, "files": written, _SEAL: _NO_SEAL}
+    about |= {"written": snapshot.written, "files": written, _SEAL: _NO_SEAL}
     text = (json.dumps(about, indent=None if parts else 2) + "\n").encode()
     (folder / MANIFEST).write_bytes(_with_seal(text, _digest(text)))
     for path in [*(folder / name for name in files), folder / MANIFEST, folder]:

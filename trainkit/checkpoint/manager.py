@@ -16,6 +16,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 
 from trainkit.checkpoint import split
 from trainkit.checkpoint.contents import NOTHING, OWN, AfterWriting, Contents, StepUndo
-from trainkit.checkpoint.find import Difference, Loaded, Say, as_any, locate, read
+from trainkit.checkpoint.find import Difference, Loaded, Say, as_any, later, locate, read
 from trainkit.checkpoint.format import Snapshot, load_weights
 from trainkit.checkpoint.parts import RankFile, report
 from trainkit.checkpoint.stateful import require_plain
@@ -71,6 +72,7 @@ class CheckpointManager:
         self._undo: StepUndo | None = None
         self._held_parts: dict[str, Any] | None = None
         self._was_finite = True
+        self._written = ""  # when the last one was
         self.opened: split.Opened | None = None
 
     def connect(self, contents: Contents, undo: StepUndo | None = None) -> None:
@@ -117,8 +119,7 @@ class CheckpointManager:
 
         Returns:
             A future, on rank 0: whether it was written (a full disk does not end training). On
-                other ranks it is done, and
-            true.
+            other ranks it is done, and true.
         """
         contents, outcome = self.contents, Future[bool]()
         if not self.saves_alone:
@@ -165,9 +166,7 @@ class CheckpointManager:
 
     def has_finite_weights(self, name: str) -> bool:
         """Return, on all ranks alike, whether no weight is NaN or infinite; report the first
-        checkpoint that has one.
-
-        Waits for the device. Call it on all ranks.
+        checkpoint that has one. Waits for the device. Call it on all ranks.
         """
         held = self._engine.weights_here(self.contents.task)
         weights = [p for p in held if p.is_floating_point() and p.numel()]
@@ -192,9 +191,7 @@ class CheckpointManager:
         }
 
     def committed_rank_parts(self) -> dict[str, Any]:
-        """Return what a commit holds of this rank:
-        it is gathered from all, so what is large stays out.
-        """
+        """Return what a commit holds of this rank: nothing large, since it is gathered from all."""
         return {
             name: part.state_dict()
             for name, part in self.contents.rank_parts.items()
@@ -227,10 +224,12 @@ class CheckpointManager:
         return content
 
     def _write(self, store: Store, name: str, snapshot: Snapshot, changes: AfterWriting) -> bool:
-        """Write, in the writing thread.
-        Whatever a disk, a remote library or a strange tensor raises, the run is worth more.
+        """Write, in the writing thread. Whatever a disk, a remote library or a strange tensor raises,
+        the run is worth more.
         """
         try:
+            self._written = later(self._written, self.stores)
+            snapshot = replace(snapshot, written=self._written)
             if snapshot.part is None:
                 store.write(name, snapshot)
             else:
@@ -255,11 +254,6 @@ class CheckpointManager:
         for old in changes.removed:
             store.remove(old)
         return True
-
-    @property
-    def is_writing(self) -> bool:
-        """Whether a checkpoint is being written."""
-        return self.writer.is_busy
 
     def wait(self) -> None:
         """Wait until nothing is being written."""

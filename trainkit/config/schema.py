@@ -316,8 +316,8 @@ def _check_beginning(config: dict[str, Any], command: str) -> None:
         )
     if config.get("resume") is not None and ckpt_path and is_own(ckpt_path, config["run_dir"]):
         raise ConfigError(
-            f"resume is 'auto' and ckpt_path is '{ckpt_path}': two checkpoints of this run. Leave one"
-            " out (null); beside resume=auto, ckpt_path=PATH names another run's checkpoint, from"
+            f"resume is 'auto' and ckpt_path is '{ckpt_path}': two checkpoints of this run. Leave"
+            " one out (null); beside resume=auto, ckpt_path=PATH names another run's checkpoint, from"
             " which this one begins while it has none."
         )
     if ckpt_path is not None and weights is not None:

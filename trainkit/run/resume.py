@@ -63,7 +63,7 @@ def _tidy(stage: Stage) -> None:
     """Remove drafts of checkpoints that a killed run left,
     unless one is being written by an attempt of this process.
     """
-    if stage.engine.ranks.is_main and not stage.checkpoints.is_writing:
+    if stage.engine.ranks.is_main and not stage.checkpoints.writer.is_busy:
         for store in stage.checkpoints.stores:
             try_to_write(store.tidy, f"{store.place} could not be tidied")
 

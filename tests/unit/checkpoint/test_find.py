@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import re
 import uuid
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.helpers.checkpoints import fill, line, load, snapshot, store_of, written
+from trainkit.checkpoint.find import later
+from trainkit.checkpoint.find import written as written_at
+from trainkit.checkpoint.format import now
 from trainkit.checkpoint.places import make_store
 from trainkit.checkpoint.store import LocalStore
 from trainkit.errors import CheckpointError, NoCheckpointError
@@ -22,6 +27,29 @@ def test_last_is_the_newest(tmp_path: Path) -> None:
     loaded = load("last", [store], line(), resume=True)
     assert loaded is not None
     assert loaded == (store.path_of("a"), {"step": 2})
+
+
+AHEAD = "2099-01-01T00:00:00.00000{}+00:00"
+
+
+def test_each_checkpoint_is_later_than_those_before_whatever_the_clocks(tmp_path: Path) -> None:
+    """The host before had a clock that is ahead, and wrote into another store of the run."""
+    store, other = store_of(tmp_path), LocalStore(tmp_path / "other")
+    other.write("a", replace(snapshot(), written=AHEAD.format(0)))
+    fill(store, "b")
+    assert later("", [store, other]) == AHEAD.format(1)
+    assert later(AHEAD.format(1), [store, other]) == AHEAD.format(2)
+    assert AHEAD.format(0) > later("", [store]) >= written_at(store, "b")
+
+
+@pytest.mark.parametrize("text", ["yesterday", "", "2099", None])
+def test_a_time_that_cannot_be_read_stops_no_checkpoint(tmp_path: Path, text: Any) -> None:
+    """Of another program's manifest; a damaged one has none."""
+    store = store_of(tmp_path)
+    store.write("a", replace(snapshot(), written=text))
+    fill(store, "b")
+    (store.folder / "b" / "manifest.json").write_text("{}")
+    assert later("", [store]) <= now()
 
 
 class First(LocalStore):
@@ -100,7 +128,7 @@ def test_auto_is_nothing_where_there_is_nothing(tmp_path: Path) -> None:
 
 
 def test_auto_may_name_another_checkpoint_to_begin_with(tmp_path: Path) -> None:
-    """Of "auto:PATH" PATH is taken if there is none, and only then; a damaged one is not replaced by it."""
+    """Of "auto:PATH" PATH is taken if the run has none; a damaged one is not replaced by it."""
     store, other = store_of(tmp_path), LocalStore(tmp_path / "other")
     fill(other, "b")
     path = f"auto:{other.path_of('b')}"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta, timezone, tzinfo
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -71,6 +73,33 @@ def test_stop_and_resume_change_no_bit(tmp_path: Path, stop_at: int) -> None:
     assert first.lrs + second.lrs == all_steps.lrs
     for name, value in task.state_dict().items():
         assert torch.equal(value, whole.state_dict()[name]), name
+
+
+def test_a_clock_that_is_behind_repeats_no_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is queued again on another host resumes from its own newest checkpoint from then
+    on, though one of the host before has a later time of writing.
+    """
+
+    def to_step(step: int) -> int:
+        recorder = Recorder()
+        keep_all = ModelCheckpoint(save_top_k=-1)
+        trainer = quiet(tmp_path, max_steps=step, callbacks=[recorder, keep_all])
+        trainer.fit(Scheduled(), loader(Noisy(), 3), loader(5), ckpt_path="auto")
+        return len(recorder.lrs)
+
+    class Ahead(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Ahead:
+            return super().now(tz) + timedelta(hours=1)
+
+    with monkeypatch.context() as clock:
+        module = SimpleNamespace(datetime=Ahead, timezone=timezone)
+        clock.setattr("trainkit.checkpoint.format.datetime", module)
+        assert to_step(2) == 2
+    assert to_step(4) == 2
+    assert to_step(5) == 1
 
 
 class Sampling(Scheduled):

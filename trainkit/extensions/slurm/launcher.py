@@ -125,8 +125,8 @@ class SlurmLauncher(JobLauncher):
     def launch(self, fit: FitConfig, arguments: Sequence[str]) -> int:
         """Submit a job that runs the command; see `run`."""
         start = resume = ["resume=auto"]
-        # for the first start: later ones resume from the run's own, or begin there too if the job was
-        # lost before the run had one
+        # for the first start: later ones resume from the run's own, or begin there too if the job
+        # was lost before the run had one
         if (ckpt_path := fit.config.get("ckpt_path")) is not None:
             begins = override("ckpt_path", ckpt_path)
             is_here = is_own(ckpt_path, fit.run_dir)

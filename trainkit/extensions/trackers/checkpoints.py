@@ -43,7 +43,7 @@ class CheckpointLogger(Logger):
         self, trainer: RunView, task: Task, metrics: dict[str, float], step: int
     ) -> None:
         super().on_metrics(trainer, task, metrics, step)
-        if self.log_model == "all" and self._is_new and not trainer.checkpoints.is_writing:
+        if self.log_model == "all" and self._is_new and not trainer.checkpoints.writer.is_busy:
             self._is_new = False
             self.hand_over("uploading checkpoints", self._upload_new)
 
