@@ -1,9 +1,9 @@
 """Stopping: ends a run early, between two steps, on all ranks at the same one.
 
-After a signal to any rank, all save a checkpoint, wait for the disk, and raise Preempted. In an
-elastic run only the rank that received it leaves, and the others form new ranks without it; they do
-too if the launcher requests other ranks. If it is of the only replica of split weights, all save
-first.
+After a signal to any rank, all save a checkpoint, wait for the disk, and raise Preempted, or
+CheckpointError if this start could write none. In an elastic run only the rank that received it
+leaves, and the others form new ranks without it; they do too if the launcher requests other ranks.
+If it is of the only replica of split weights, all save first.
 """
 
 from __future__ import annotations
@@ -88,6 +88,8 @@ class Stopping:
             )
         text = f"{from_where}: the run ended after step {run.global_step}; {how}"
         run.say(text)
+        if requested and not written:
+            run.checkpoints.require_one()  # another start would train the same steps, in vain
         raise Preempted(text)
 
     def _save(self) -> tuple[bool, bool]:

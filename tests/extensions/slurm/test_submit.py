@@ -15,6 +15,8 @@ from trainkit.cli.run import main
 from trainkit.config.compose import run as compose
 from trainkit.config.launchers import starts_ranks
 from trainkit.errors import ConfigError
+from trainkit.launch.moments import Moment
+from trainkit.run.progress_file import FILE, FitStart, Progress, write_progress
 
 
 @pytest.fixture(autouse=True)
@@ -95,7 +97,7 @@ def test_a_dry_run_prints_the_script_and_leaves_nothing(
     )
     assert (
         "launcher" not in srun
-        and '  scontrol requeue "$SLURM_JOB_ID"' in lines
+        and 'scontrol requeue "$SLURM_JOB_ID"' in text
         and "RENDEZVOUS" not in text
     )
 
@@ -300,7 +302,9 @@ def test_a_submitted_job(
     """
     answers = iter(reasons)
 
-    def program(name: str, words: list[str], text: str = "", **_: Any) -> subprocess.CompletedProcess[str]:
+    def program(
+        name: str, words: list[str], text: str = "", **_: Any
+    ) -> subprocess.CompletedProcess[str]:
         out = "7" if name == "sbatch" else f"7|PENDING|{next(answers)}|0:00|1:00|main|"
         return subprocess.CompletedProcess([name], 0, out, "")
 
@@ -374,11 +378,49 @@ def test_where_each_start_begins(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Later starts resume from the run's own checkpoint, and from PATH if the job was lost before it
-    had one.
+    """Later starts resume from the run's own checkpoint, and begin at PATH if the job was lost before
+    it had one.
     """
     text = script(capsys, *given)
     for restarts, expected in ((0, first), (1, later), (2, later)):
         code, words, printed = started(text, tmp_path, restarts=restarts)
         assert (code, printed) == (0, "")
-        assert words[-len(expected) :] == expected and words[-len(expected) - 1].startswith("run_dir")
+        assert words[-len(expected) :] == expected
+        assert words[-len(expected) - 1].startswith("run_dir=")
+
+
+def end_at(folder: Path, step: int | None) -> str:
+    """Return a line of shell that ends a start as a signal does: in a run at a step, or while Python
+    starts.
+    """
+    if step is None:
+        return "exit 143"
+    known = Progress(
+        Moment.now(), "host", 1, None, step=step, starts=[FitStart(0.0, 3, 2, "resume")]
+    )
+    write_progress(folder, known)
+    return f'cp {folder}/{FILE} "my run"; touch "$TRAINKIT_SLURM_REQUEUE"'
+
+
+@pytest.mark.parametrize(
+    ("steps", "codes"),
+    [
+        ([None] * 5, [75] * 4 + [1]),
+        ([7] * 5 + [9], [75] * 4 + [1, 75]),
+        ([7, None, None, 8, None, None, None, None], [75] * 7 + [1]),
+        ([1, 2, 3, 4, 5, 6, 7], [75] * 7),
+    ],
+)
+def test_starts_that_get_no_further_are_not_repeated_forever(
+    steps: list[int | None], codes: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A limit that is shorter than a start: five of them end at the same step, and that is said."""
+    text, seen = script(capsys), list[int]()
+    for step in steps:
+        code, _, printed = started(text, tmp_path, end_at(tmp_path, step), len(seen))
+        seen.append(code)
+        assert ("[slurm] 5 starts in a row ended at the same step" in printed) == (code == 1)
+    assert seen == codes
+    assert (tmp_path / "requeued").read_text() == "requeue 7\n" * codes.count(75)
+    assert started(text, tmp_path)[0] == 0
+    assert not list((tmp_path / "my run" / "slurm").iterdir())

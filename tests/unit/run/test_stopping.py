@@ -21,10 +21,10 @@ from tests.helpers.toy import Line, Net, Recorder, loader, quiet, weights
 from trainkit.api.callback import Callback
 from trainkit.api.view import RunView
 from trainkit.callbacks import ModelCheckpoint
-from trainkit.checkpoint.format import verify
+from trainkit.checkpoint.format import verify, write
 from trainkit.checkpoint.store import LocalStore
 from trainkit.engine.signals import HANDLED, Signals
-from trainkit.errors import Preempted
+from trainkit.errors import CheckpointError, Preempted
 from trainkit.loggers import CSVLogger
 from trainkit.loggers.base import Logger, RunFacts
 from trainkit.trainer import Trainer
@@ -225,6 +225,31 @@ def test_without_a_checkpoint_to_resume_from_it_is_reported(
     """
     text = asked(tmp_path, Asked(3), *keepers, enable_checkpointing=bool(keepers))
     assert text == "SIGTERM on rank 0: the run ended after step 4; no checkpoint was requested."
+
+
+@pytest.mark.parametrize("num_written", [0, 1])
+def test_a_signalled_run_on_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_written: int
+) -> None:
+    """If this start has written nothing, 75 would have it started again and again; after an earlier
+    checkpoint of its own the next one gets further.
+    """
+    names = list[str]()
+
+    def full(folder: Path, *args: Any) -> None:
+        names.append(folder.name)
+        if len(names) > num_written:
+            raise OSError("No space left on device")
+        write(folder, *args)
+
+    monkeypatch.setattr("trainkit.checkpoint.store.write", full)
+    if num_written:
+        text = asked(tmp_path, Asked(8))
+        assert text.endswith("step 9; its checkpoint was NOT written; older ones are left.")
+    else:
+        with pytest.raises(CheckpointError, match=r"not one checkpoint.*No space left on device"):
+            begin(tmp_path, Asked(8))
+    assert len(names) == 2
 
 
 def test_a_checkpoint_is_written_also_where_it_is_not_among_the_best(tmp_path: Path) -> None:

@@ -14,8 +14,10 @@ from pathlib import Path
 from trainkit.extensions.slurm.options import SlurmOptions
 from trainkit.launch.network import SECRET
 from trainkit.launch.slurm.step import LAUNCHER, REQUEUE
+from trainkit.run.progress_file import FILE
 
 SLURM = "slurm"  # the job's folder, in that of its run
+_STARTS = 5  # that end at the same step: another would not help
 
 
 @dataclass(frozen=True)
@@ -91,8 +93,35 @@ def script_of(fit: JobFit, options: SlurmOptions) -> str:
             f'case $code in {ends}) touch "${REQUEUE}" ;; esac',
         ]
     lines += [f'if [ -e "${REQUEUE}" ]; then', f'  rm -f "${REQUEUE}"', "  code=75"]
-    lines += ['  scontrol requeue "$SLURM_JOB_ID"'] if options.requeue else []
+    lines += _requeue_lines(fit) if options.requeue else []
     return "\n".join([*lines, "fi", "exit $code", ""])
+
+
+def _requeue_lines(fit: JobFit) -> list[str]:
+    """Return the lines that queue a job again, unless its starts get no further: the limit may be
+    shorter than a start.
+    """
+    progress = shlex.quote(str(fit.run_dir / FILE))
+    steps = f'"${REQUEUE}.steps"'
+    last = f"tail -n {_STARTS} {steps}"
+    why = (
+        f"[slurm] {_STARTS} starts in a row ended at the same step: the job is not queued again. If"
+        " its limit is shorter than a start takes, give more time (launcher.time). Then submit it"
+        " again, with resume=auto."
+    )
+    return [
+        f"  # the step at which this start has ended, as the run's {FILE} has it",
+        f"  grep -sm 1 '^ \"step\":' {progress} >> {steps} || echo none >> {steps}",
+        f'  if [ "$({last} | wc -l)" -eq {_STARTS} ] && [ "$({last} | uniq | wc -l)" -eq 1 ]; then',
+        f"    echo {shlex.quote(why)}",
+        "    code=1",
+        "  else",
+        '    scontrol requeue "$SLURM_JOB_ID"',
+        "  fi",
+        "fi",
+        "if [ $code -ne 75 ]; then",
+        f"  rm -f {steps}",
+    ]
 
 
 def _joined(arguments: Sequence[str]) -> str:
