@@ -7,7 +7,8 @@ in JSON, for the error of a refused run; it is emptied at the end, and not delet
 has just opened it would lock a file that no other process sees.
 
 If the filesystem has no locks, the file's text decides: a process of the same host is looked up,
-another host's cannot be. Two runs that start at the same instant are not detected there.
+another host's cannot be. Two runs that start at the same instant are not detected there. A Slurm
+job that was queued again replaces its own earlier start, wherever that was.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from typing import Any
 from trainkit.console import warning
 from trainkit.errors import ConfigError
 from trainkit.launch.moments import boot_id
+from trainkit.launch.slurm.step import start_of_job
 from trainkit.safety.masking import masked_arguments
 
 LOCK = ".lock"
@@ -38,6 +40,7 @@ _HELD = {errno.EACCES, errno.EAGAIN}
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 _MOST_BYTES = 1 << 16
 _AGAIN_S = 0.2
+_REQUEUED_S = 60.0
 
 
 class _HeldError(Exception):
@@ -82,8 +85,10 @@ class RunLock:
                 " folder: run_dir=..."
             )
         _refuse_own(path, run_dir)
+        # a file server may still have the lock of a node that is lost
+        wait_s = patience_s or _REQUEUED_S * _is_earlier_start(_read(path))
         try:
-            self._file, locked = _open_locked(path, patience_s)
+            self._file, locked = _open_locked(path, wait_s)
         except _HeldError:
             raise ConfigError(_refusal(run_dir, _read(path))) from None
         except OSError as error:
@@ -206,16 +211,24 @@ def _refuse_described(run_dir: Path, holder: dict[str, Any]) -> None:
     if holder.get("host") == socket.gethostname():
         if is_alive(holder):
             raise ConfigError(_refusal(run_dir, holder))
-    else:
+    elif not _is_earlier_start(holder):
         raise ConfigError(
             f"{_refusal(run_dir, holder)} This filesystem has no locks, so whether it still runs is"
             f" unknown: if you know that it does not, delete {run_dir / LOCK}."
         )
 
 
+def _is_earlier_start(holder: dict[str, Any]) -> bool:
+    """Return whether a holder is of an earlier start of this process's Slurm job: Slurm has ended
+    it, or lost its node.
+    """
+    job, restarts = start_of_job()
+    return holder.get("slurm") in [[job, before] for before in range(restarts)]
+
+
 def describe_self() -> dict[str, Any]:
     """Return what describes this process to another run:
-    host, number, command line, start of the run, birth.
+    host, number, command line, start of the run, birth, start of its Slurm job.
     """
     return {
         "host": socket.gethostname(),
@@ -223,6 +236,7 @@ def describe_self() -> dict[str, Any]:
         "command": " ".join(shlex.join(masked_arguments(sys.orig_argv)).split()),  # on one line
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
         "birth": birth(os.getpid()),
+        "slurm": start_of_job(),
     }
 
 

@@ -278,6 +278,49 @@ def test_without_locks_what_cannot_be_looked_up_is_refused(
     take(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("slurm", "is_own"),
+    [
+        (["7", 0], True),
+        (["7", 1], True),
+        (["7", 2], False),
+        (["7", 3], False),
+        (["8", 0], False),
+        ([None, 0], False),
+        ("7", False),
+        (7, False),
+    ],
+)
+def test_without_locks_a_job_that_is_queued_again_follows_its_own_start(
+    slurm: Any, is_own: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm starts it on another node after the first is lost; no other job replaces a holder."""
+    monkeypatch.setattr(fcntl, "lockf", no_locks)
+    content = json.dumps({"host": "elsewhere", "pid": 1, "slurm": slurm})
+    (tmp_path / LOCK).write_text(content)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
+    if is_own:
+        take(tmp_path)
+        return
+    with pytest.raises(ConfigError, match="This filesystem has no locks"):
+        take(tmp_path)
+    assert (tmp_path / LOCK).read_text() == content
+
+
+def test_a_job_that_is_queued_again_waits_for_the_lock_of_its_lost_node(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file server has it for a while; another job is refused at once."""
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    process = start()
+    monkeypatch.setattr("trainkit.run.lock.time.sleep", lambda _: process.kill())
+    with pytest.raises(ConfigError, match=f"process {process.pid} on"):
+        take(tmp_path)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    take(tmp_path)
+
+
 def test_processes_enter_one_at_a_time_and_leave_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -149,6 +149,11 @@ def _described(node: str) -> str:
     return done.stdout
 
 
+def start_of_job(environ: Mapping[str, str] = os.environ) -> tuple[str | None, int]:
+    """Return the number of this process's Slurm job, and how often it was queued again."""
+    return environ.get("SLURM_JOB_ID"), int(environ.get("SLURM_RESTART_COUNT") or 0)
+
+
 def hold_signals() -> None:
     """Let signals wait until the run can save, if a batch script of launcher=slurm started this
     process.
