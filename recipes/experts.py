@@ -27,9 +27,9 @@ from torch.nn import functional
 
 import trainkit
 from trainkit.api.view import RunView
-from trainkit.callbacks.step_clock import is_log_step, write
 from trainkit.device.sync_guard import allowed_read
 from trainkit.errors import ConfigError
+from trainkit.extensions.insight.log_steps import is_log_step, write
 
 _EXPERT = re.compile(r"(.*)\.(?:block_sparse_moe|mlp)\.experts\.(\d+)\.(w[123]|\w+_proj)\.weight")
 _KINDS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}  # Mixtral's

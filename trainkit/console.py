@@ -28,7 +28,6 @@ LOGGER = logging.getLogger("trainkit")
 _TENSORS = 4  # maximum number of tensor names in a message
 # A command to copy, in a message.
 _COMMAND = re.compile(r"\b(python3? -m|pip install|horovodrun|torchrun|mpirun|srun|sbatch) ")
-_COLORS = re.compile(r"\x1b\[[0-9;]*m")
 # Control characters, which a terminal would obey: shown as \x1b. Of a file's text they may come
 # from anywhere.
 _SHOWN = {
@@ -119,13 +118,6 @@ def wrapped_for(stream: Any, text: str, indent: int = 0) -> str:
     if not is_a_terminal(stream):
         return text
     return wrapped(text, console_of(stream).width, indent)
-
-
-def without_colors(text: str) -> str:
-    """Return a text without a terminal's codes for colours:
-    Ray's errors have them, in files too.
-    """
-    return _COLORS.sub("", text)
 
 
 def short(path: Path | str) -> str:

@@ -11,7 +11,7 @@ import pytest
 from rich.table import Table
 from rich.text import Text
 
-from trainkit.console import Output, console_of, without_colors, wrapped, wrapped_for
+from trainkit.console import Output, console_of, wrapped, wrapped_for
 
 
 class Broken(io.StringIO):
@@ -80,11 +80,6 @@ def test_a_message_breaks_between_words_on_a_terminal() -> None:
     ]
     assert wrapped_for(io.StringIO(), "a " * 200) == "a " * 200
     assert max(map(len, wrapped_for(Screen(), "a " * 200).split("\n"))) <= 80
-
-
-def test_texts_of_rays_lose_their_colours() -> None:
-    """As "ray::f()", in cyan."""
-    assert without_colors("\x1b[36mray::f()\x1b[39m [1] \x1b[0mx") == "ray::f() [1] x"
 
 
 def test_a_failure_is_reported_once_on_the_other_stream_and_in_a_file(tmp_path: Path) -> None:

@@ -174,22 +174,3 @@ class StepClock(Callback):
         now = self._now()
         self._seconds[part] += now - self._mark
         self._mark = now
-
-
-def is_log_step(trainer: RunView, ahead: int = 0, every_n_steps: int | None = None) -> bool:
-    """Return whether this step's values are logged.
-
-    Args:
-        trainer: provides `log_every_n_steps`.
-        ahead: 1 within a step, which is counted only after its update.
-        every_n_steps: replaces `log_every_n_steps`.
-    """
-    return (trainer.global_step + ahead) % (
-        every_n_steps or trainer.options.limits.log_every_n_steps
-    ) == 0
-
-
-def write(trainer: RunView, values: dict[str, float]) -> None:
-    """Pass this step's numbers to the loggers on rank 0; do nothing on other ranks."""
-    if values and trainer.is_global_zero:
-        trainer.log_metrics(values)

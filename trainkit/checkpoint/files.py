@@ -36,11 +36,6 @@ def write_safetensors(path: Path, state: Mapping[str, Tensor], aliases: Mapping[
         raise OSError(f"{path.name}: {error}") from error
 
 
-def describe_files(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return size and SHA-256 of each file of a folder, for its manifest."""
-    return {path.name: describe_file(path) for path in sorted(folder.iterdir())}
-
-
 def describe_file(path: Path) -> dict[str, Any]:
     """Return size and SHA-256 of a file."""
     return {"bytes": path.stat().st_size, "sha256": sha256_of(path)}

@@ -33,7 +33,6 @@ from trainkit.errors import CheckpointError, NoCheckpointError, clause
 
 OTHER = "Take another one: ckpt_path=PATH."
 _INSTEAD = "Take another run's checkpoint (ckpt_path=PATH), or begin in a new folder (run_dir=...)."
-_EARLIEST = "1970-01-01T00:00:00.000000+00:00"
 _UNKNOWN = "unknown"  # sorts after all digits
 Difference = Callable[[Any], str]
 Say = Callable[[str], None]
@@ -109,16 +108,6 @@ def fetched(path: str, stores: Sequence[Store] = ()) -> AbstractContextManager[P
     return store.fetch(name)
 
 
-@contextmanager
-def _readable(ckpt_path: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise CheckpointError(
-            f"ckpt_path is '{ckpt_path}', which cannot be read: {type(error).__name__}: {clause(error)}."
-        ) from error
-
-
 class _Finder(NamedTuple):
     """Opens a checkpoint, and compares all that can be compared
     before its weights are loaded; see `read`.
@@ -153,21 +142,26 @@ def _find(
     ckpt_path: str, stores: Sequence[Store], say: Say, reader: _Finder
 ) -> Iterator[tuple[str, Path] | None]:
     requested, _, other = ckpt_path.partition(":")
-    with _readable(ckpt_path), ExitStack() as stack:
-        if ckpt_path == "last" or requested == "auto":
-            newest = _newest(stores, say, reader, stack, requested)
-            if newest is not None or not other:
-                yield newest
-                return
-            ckpt_path = other
-        store, name = _best(stores) if ckpt_path == "best" else _named(ckpt_path)
-        try:
-            folder = reader.open(store, name, stack)
-        except CheckpointError as error:
-            raise CheckpointError(f"{error} {OTHER}") from error
-        if folder is None:
-            raise CheckpointError(f"{store.path_of(name)} {ONLY_WEIGHTS}")
-        yield store.path_of(name), folder
+    try:
+        with ExitStack() as stack:
+            if ckpt_path == "last" or requested == "auto":
+                newest = _newest(stores, say, reader, stack, requested)
+                if newest is not None or not other:
+                    yield newest
+                    return
+                ckpt_path = other
+            store, name = _best(stores) if ckpt_path == "best" else _named(ckpt_path)
+            try:
+                folder = reader.open(store, name, stack)
+            except CheckpointError as error:
+                raise CheckpointError(f"{error} {OTHER}") from error
+            if folder is None:
+                raise CheckpointError(f"{store.path_of(name)} {ONLY_WEIGHTS}")
+            yield store.path_of(name), folder
+    except OSError as error:
+        raise CheckpointError(
+            f"ckpt_path is '{ckpt_path}', which cannot be read: {type(error).__name__}: {clause(error)}."
+        ) from error
 
 
 def _newest(
@@ -230,8 +224,8 @@ def later(last: str, stores: Sequence[Store]) -> str:
     """Return a time of writing after the `last` one of this process; if that is "", after those of
     all checkpoints there are. The clocks of hosts that run one after the other differ.
     """
-    times = [last] if last else [written(store, name) for store in stores for name in store.names()]
-    newest = max([_EARLIEST, *(time for time in times if time < _UNKNOWN)])
+    times = [last] if last else [written(one, name) for one in stores for name in one.names()]
+    newest = max((time for time in times if time < _UNKNOWN), default="1970-01-01")
     after = datetime.fromisoformat(newest) + timedelta(microseconds=1)
     return max(now(), after.isoformat(timespec="microseconds"))
 

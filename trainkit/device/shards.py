@@ -4,7 +4,6 @@ what this rank holds of them, all of them, and their norms.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,17 +33,6 @@ def whole_of(tensor: Tensor) -> Tensor:
     """
     whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return whole
-
-
-def spread_as(whole: Tensor, like: Tensor) -> Tensor:
-    """Return a tensor that all ranks have whole, spread over them as `like` is; sends nothing."""
-    # importing it takes a second, and `like` has done so
-    parts: Any = importlib.import_module("torch.distributed.tensor")
-    spread: Any = like
-    copies = [parts.Replicate()] * spread.device_mesh.ndim
-    everywhere = parts.DTensor.from_local(whole, spread.device_mesh, copies, run_check=False)
-    tensor: Tensor = everywhere.redistribute(placements=spread.placements)
-    return tensor
 
 
 def norms_of(

@@ -65,14 +65,6 @@ def _guarded(guard: AbstractContextManager[None], call: Callable[[Any], Any], gi
         return call(given)
 
 
-def train_batch(run: Run, microbatch: Microbatch, step: Step) -> None:
-    """Run forward and backward of one microbatch."""
-    run.step.num_samples = step.num_samples
-    forwarded = forward_batch(run, microbatch)
-    backward_batch(run, forwarded)
-    leave_batch(run, forwarded)
-
-
 def forward_batch(run: Run, microbatch: Microbatch) -> Forwarded:
     """Call the hook before a batch, and run its forward. Its backward follows at once, unless the
     engine runs other microbatches in between.

@@ -11,7 +11,7 @@ from ray import cloudpickle
 
 from trainkit.errors import EngineError
 from trainkit.extensions.ray import call
-from trainkit.extensions.ray.sent import sendable
+from trainkit.extensions.ray.sent import sendable, without_colors
 
 
 class TwoArguments(Exception):
@@ -73,3 +73,8 @@ def test_a_worker_of_an_elastic_job_leaves_what_the_driver_can_read(
         f"Rank 1 raised {__name__}.TwoArguments: disk failed with 5"
     )
     assert "TwoArguments: disk failed with 5" in capsys.readouterr().err
+
+
+def test_texts_of_rays_lose_their_colours() -> None:
+    """As "ray::f()", in cyan."""
+    assert without_colors("\x1b[36mray::f()\x1b[39m [1] \x1b[0mx") == "ray::f() [1] x"

@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import Tensor
 
-from trainkit.checkpoint.files import check_files, describe_files, write_safetensors
+from trainkit.checkpoint.files import check_files, describe_file, write_safetensors
 from trainkit.checkpoint.format import MANIFEST, WEIGHTS, find_aliases, load_plain, save_plain
 from trainkit.errors import CheckpointError
 from trainkit.safety.untrusted import printable, read_bounded
@@ -75,9 +75,8 @@ def write(
         save_plain(dict(step), draft / STEP)
         if weights is not None:
             write_safetensors(draft / WEIGHTS, *find_aliases(weights))
-        (draft / MANIFEST).write_text(
-            json.dumps({**about, "files": describe_files(draft)}, indent=2) + "\n"
-        )
+        files = {path.name: describe_file(path) for path in sorted(draft.iterdir())}
+        (draft / MANIFEST).write_text(json.dumps({**about, "files": files}, indent=2) + "\n")
         shutil.rmtree(folder, ignore_errors=True)
         draft.rename(folder)
     except BaseException:

@@ -23,7 +23,7 @@ from trainkit.extensions.capsule.batches import unpack
 from trainkit.extensions.capsule.folder import Capsule, read
 from trainkit.extensions.capsule.rebuild import build_task, load_weights, opened, trainer_of
 from trainkit.extensions.capsule.watch import ModuleOutput, Watch, bad_inputs
-from trainkit.run.batches import train_batch
+from trainkit.run.batches import backward_batch, forward_batch, leave_batch
 from trainkit.run.run import Run
 
 
@@ -161,10 +161,18 @@ def _take(
             run.state.batch_idx = entry["batch_idx"]
             on_device = move(batch)
             try:
-                train_batch(run, Microbatch(on_device, entry["num_samples"], i == len(taken)), step)
+                is_last = i == len(taken)
+                _train_batch(run, Microbatch(on_device, entry["num_samples"], is_last), step)
             except Exception as error:  # the capsule may have been written for this error
                 return error
     return None
+
+
+def _train_batch(run: Run, microbatch: Microbatch, step: Step) -> None:
+    run.step.num_samples = step.num_samples
+    forwarded = forward_batch(run, microbatch)
+    backward_batch(run, forwarded)
+    leave_batch(run, forwarded)
 
 
 def _update(run: Run, step: Step) -> bool:

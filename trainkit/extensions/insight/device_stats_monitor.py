@@ -12,9 +12,9 @@ from trainkit.api.callback import Callback
 from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.arguments import PositiveFloat, checked
-from trainkit.callbacks.step_clock import is_log_step, write
 from trainkit.device.accelerator import has_streams
 from trainkit.extensions.insight.device_stats import DeviceStats
+from trainkit.extensions.insight.log_steps import is_log_step, write
 from trainkit.safety.threads import printed, start_thread
 
 _OF_HOST = ("cpu_", "host_", "process_")

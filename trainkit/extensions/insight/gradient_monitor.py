@@ -12,9 +12,9 @@ from trainkit.api.callback import Callback
 from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.arguments import PositiveFloat, PositiveInt, checked
-from trainkit.callbacks.step_clock import is_log_step, write
 from trainkit.device.shards import norms_of
 from trainkit.device.sync_guard import allowed_read
+from trainkit.extensions.insight.log_steps import is_log_step, write
 
 
 @checked

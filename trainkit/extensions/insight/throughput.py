@@ -16,9 +16,9 @@ import torch
 from trainkit.api.callback import Callback
 from trainkit.api.view import RunView, step_clock_of
 from trainkit.arguments import PositiveFloat, PositiveInt, checked
-from trainkit.callbacks.step_clock import is_log_step, write
 from trainkit.device.sync_guard import allowed_read
 from trainkit.errors import TaskError
+from trainkit.extensions.insight.log_steps import is_log_step, write
 from trainkit.extensions.insight.model_summary.layers import flop_counter
 from trainkit.extensions.insight.peak_flops import peak_flops_of
 

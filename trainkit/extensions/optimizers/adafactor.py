@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainkit.device.shards import is_spread, spread_as, whole_of
+from trainkit.device.shards import is_spread, whole_of
+from trainkit.extensions.optimizers.spread import spread_as
 
 
 class Adafactor(torch.optim.Adafactor):

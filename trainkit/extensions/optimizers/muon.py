@@ -25,8 +25,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trainkit.device.shards import is_spread, local_of, spread_as, whole_of
+from trainkit.device.shards import is_spread, local_of, whole_of
 from trainkit.errors import ConfigError, did_you_mean
+from trainkit.extensions.optimizers.spread import spread_as
 from trainkit.optim.parameter_groups import ParameterGroups, kinds_in
 
 

@@ -21,13 +21,13 @@ import ray
 from ray import cloudpickle
 from ray.exceptions import GetTimeoutError, RayError
 
-from trainkit.console import without_colors
 from trainkit.errors import ConfigError
 from trainkit.extensions.elastic import reaper
 from trainkit.extensions.elastic.messages import Start
 from trainkit.extensions.elastic.output import WorkerOutput
 from trainkit.extensions.elastic.processes import OnExit, code_of
 from trainkit.extensions.ray import keeper as keeper_module
+from trainkit.extensions.ray.sent import without_colors
 from trainkit.extensions.ray.slots import Slots
 from trainkit.launch.shared_folder import not_shared
 from trainkit.safety.threads import printed, start_thread, start_timer

@@ -5,11 +5,14 @@ what arrives is the exception, or says what it was.
 from __future__ import annotations
 
 import os
+import re
 
 from ray import cloudpickle
 
 from trainkit.errors import EngineError
 from trainkit.safety.tracebacks import text_of
+
+_COLORS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def sendable(error: Exception) -> Exception:
@@ -28,3 +31,10 @@ def sendable(error: Exception) -> Exception:
             " super().__init__()."
         )
     return error
+
+
+def without_colors(text: str) -> str:
+    """Return a text without a terminal's codes for colours:
+    Ray's errors have them, in files too.
+    """
+    return _COLORS.sub("", text)
