@@ -42,12 +42,14 @@ class _Saved:
         score: of the checkpoint.
         when: by rank 0's clock.
         is_possible: whether the optimizers' states are known to be such as can be saved.
+        is_left_out: whether it was not written: others are better.
     """
 
     at: tuple[int, int, int]
     score: float
     when: float
     is_possible: bool = False
+    is_left_out: bool = False
 
 
 _FILENAME = "epoch={epoch}-step={step}"
@@ -249,7 +251,8 @@ class ModelCheckpoint(RetainedPaths, Callback):
         ended = state.epoch_done and not state.end_open
         here = (state.global_step, state.current_epoch + ended, int(state.owes_validation))
         again = here[0] == self._saved.at[0]
-        if here == self._saved.at and not self._has_new_score(trainer):
+        is_known = here == self._saved.at and not (always and self._saved.is_left_out)
+        if is_known and not self._has_new_score(trainer):
             return
         self._settle(trainer)
         early = always or (state.current_epoch == 0 and not ended)  # values may be logged later
@@ -267,6 +270,7 @@ class ModelCheckpoint(RetainedPaths, Callback):
         is_retained = name in retention.names.scores
         is_wanted = self.save_last or always
         if not is_wanted and not trainer.engine.comm.broadcast_object(is_retained):
+            self._saved = replace(self._saved, is_left_out=True)
             retention.leave_out()  # others are better
             return
         retention.temporary = [] if is_retained else [name]

@@ -173,6 +173,7 @@ class Retention:
             self._written = self._save.name if written else ""
             if not written:
                 self.names = self._save.before
+                self.temporary = [n for n in self.dropped if n not in self.names.scores]
             self._save = None
 
     def settle_if_done(self) -> None:
@@ -202,4 +203,5 @@ class Retention:
             name for name in state["dropping"] if name in there and name not in self.names.scores
         ]
         self.temporary = list(state["unkept"])
-        self._written = self.names.last
+        # the checkpoint of this state: what saves its step again replaces that, and none before it
+        self._written = self.temporary[-1] if self.temporary else self.names.last

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import re
+import signal
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +29,7 @@ from trainkit.callbacks import EMA, ModelCheckpoint
 from trainkit.checkpoint import format as ckpt
 from trainkit.checkpoint.format import MANIFEST
 from trainkit.checkpoint.places import make_store
-from trainkit.errors import ConfigError
+from trainkit.errors import ConfigError, Preempted
 from trainkit.loggers import CSVLogger
 from trainkit.trainer import Trainer
 
@@ -51,8 +53,9 @@ class Scored(Line):
 def run(tmp_path: Path, keeper: ModelCheckpoint, scores: list[float], **settings: Any) -> Path:
     """Train an epoch of two steps for each score, and return the folder of checkpoints."""
     known: dict[str, Any] = {"max_epochs": len(scores), "num_sanity_val_steps": 0}
-    quiet(tmp_path, callbacks=keeper, **(known | settings)).fit(
-        Scored(scores), loader(8), loader(4)
+    ckpt_path = settings.pop("ckpt_path", None)
+    quiet(tmp_path, **({"callbacks": keeper} | known | settings)).fit(
+        Scored(scores), loader(8), loader(4), ckpt_path=ckpt_path
     )
     return tmp_path / "checkpoints"
 
@@ -114,6 +117,46 @@ def test_a_step_that_was_left_out_replaces_none(tmp_path: Path) -> None:
     keeper = ModelCheckpoint(monitor="val/score", save_last=False, **every)
     assert kept(run(tmp_path, keeper, [1.0, 3.0, 2.0])) == ["epoch=0-step=2"]
     assert keeper.best_model_score == 1.0
+
+
+class Ends(Callback):
+    """Sends SIGTERM in the batch before a step's end."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        """Send it once."""
+        if trainer.global_step == self.step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def preempted(tmp_path: Path, keeper: ModelCheckpoint, step: int) -> list[str]:
+    """Train with a first score of 1 until a signal after a step; return what is there."""
+    with pytest.raises(Preempted):
+        run(tmp_path, keeper, [1.0, 3.0], callbacks=[keeper, Ends(step)])
+    return kept(tmp_path / "checkpoints")
+
+
+def test_what_a_signal_left_does_not_cost_the_best(tmp_path: Path) -> None:
+    """The step that it ended is saved again with its score, and replaces itself alone."""
+    keeper = ModelCheckpoint(monitor="val/score", save_last=False)
+    left = preempted(tmp_path, keeper, 4)
+    assert left == ["epoch=0-step=2", "epoch=1-step=4"]
+    folder = run(
+        tmp_path, keeper, [3.0], max_epochs=2, ckpt_path=str(tmp_path / "checkpoints" / left[1])
+    )
+    assert kept(folder) == ["epoch=0-step=2"]
+    assert target(folder, "best") == "epoch=0-step=2"
+    assert keeper.best_model_score == 1.0
+
+
+def test_a_signal_saves_a_step_that_was_left_out(tmp_path: Path) -> None:
+    """It was not among the best; to resume from it is another matter."""
+    keeper = ModelCheckpoint(
+        monitor="val/score", save_last=False, every_n_train_steps=1, every_n_epochs=1
+    )
+    assert preempted(tmp_path, keeper, 3) == ["epoch=0-step=2", "epoch=1-step=3"]
 
 
 def test_one_name_for_all_keeps_the_best(tmp_path: Path) -> None:
@@ -274,6 +317,30 @@ def test_a_failed_write_costs_no_older_checkpoint(
     message = capsys.readouterr().out
     assert message.count("was NOT written: No space left on device. Training continues.") == 2
     assert re.search(r"Checkpoints that were NOT written: \S+step=4, \S+step=6\.", message)
+
+
+def test_a_failed_write_leaves_the_last_one_to_resume_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes once another is written, and not before."""
+    real = ckpt.write
+
+    def full(folder: Path, *args: Any) -> None:
+        if "step=5" in folder.name:
+            raise OSError("No space left on device")
+        real(folder, *args)
+
+    monkeypatch.setattr("trainkit.checkpoint.store.write", full)
+    keeper = ModelCheckpoint(monitor="val/score", save_last=False)
+
+    class Saves(Callback):
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            if trainer.global_step in (3, 5):
+                keeper.save_now(trainer)
+
+    assert kept(run(tmp_path, keeper, [1.0, 2.0, 0.5], callbacks=[keeper, Saves()])) == [
+        "epoch=2-step=6"
+    ]
 
 
 def test_one_callback_serves_two_runs(tmp_path: Path) -> None:
