@@ -73,7 +73,8 @@ class HookLog:
             name, value.compute() if is_metric(value) or is_collection(value) else value
         ).items():
             numbers = self.values[full][0] if full in self.values else []
-            self.values[full] = [*numbers, (number, weight)], reduction, over_ranks
+            entry = number, weight if reduction == "mean" else 1.0
+            self.values[full] = [*numbers, entry], reduction, over_ranks
             if prog_bar:
                 self.prog_bar.add(full)
 

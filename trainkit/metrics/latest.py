@@ -84,7 +84,7 @@ class LatestMetrics(dict[str, float]):
     def record(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
         """Add an epoch to the history, in place of what was known of it before a run resumed."""
         self.history = [row for row in self.history if row["epoch"] < epoch]
-        self.history.append({"epoch": epoch, "step": step, **values})
+        self.history.append({**values, "epoch": epoch, "step": step})
 
 
 def plain_name(name: str) -> str:

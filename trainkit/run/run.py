@@ -34,7 +34,7 @@ from trainkit.data.shares import format_shares, parse_shares
 from trainkit.device.precision import Precision, precision_of
 from trainkit.engine.base import Engine
 from trainkit.engine.coordinator import Coordinator
-from trainkit.errors import ConfigError
+from trainkit.errors import ConfigError, TaskError
 from trainkit.metrics.latest import LatestMetrics
 from trainkit.optim.batch_plan import BatchPlan
 from trainkit.optim.schedule import LearningRates
@@ -253,7 +253,9 @@ class Run(LightningNames):
         `logger=False`. One that was logged as "step" is their step, as in Lightning.
         """
         shown = dict(self.hooks.log.shown(values))
-        self.hooks("on_metrics", shown, int(shown.pop("step", self.global_step)))
+        if not 0 <= (step := shown.pop("step", self.global_step)) < 2**63:
+            raise TaskError(f"log('step', ...) is the loggers' step: 0 or more, and not {step}.")
+        self.hooks("on_metrics", shown, int(step))
 
     def save_checkpoint(self, filepath: str | Path, weights_only: bool = False) -> None:
         """Write a checkpoint folder (or fsspec URL), and wait for it. Call it on all ranks."""

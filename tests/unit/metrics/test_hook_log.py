@@ -145,6 +145,33 @@ def test_several_values_of_a_name_are_combined(tmp_path: Path) -> None:
     assert World(2).run(work) == [{"own": 1.0, "mean": 7.0, "max": 11.0}] * 2
 
 
+def test_a_batch_size_weighs_means_alone(tmp_path: Path) -> None:
+    """As in a step; a sum, minimum or maximum takes each value as it is."""
+
+    class Weighed(Line):
+        def on_train_epoch_end(self) -> None:
+            for value, batch_size in ((3.0, 4), (6.0, 2)):
+                self.log("mean", value, batch_size=batch_size)
+                self.log("sum", value, reduce_fx="sum", batch_size=batch_size)
+                self.log("max", value, reduce_fx="max", batch_size=batch_size)
+
+    trainer = quiet(tmp_path)
+    trainer.fit(Weighed(), loader(8))
+    assert dict(trainer.callback_metrics) == {"mean": 4.0, "sum": 9.0, "max": 6.0}
+
+
+@pytest.mark.parametrize("step", [float("nan"), float("inf"), -1.0])
+def test_a_step_of_the_users_own_is_a_number(tmp_path: Path, step: float) -> None:
+    """A value logged as "step" is the loggers' step: one that is none is refused by its name."""
+
+    class Steps(Line):
+        def on_train_epoch_end(self) -> None:
+            self.log("step", step)
+
+    with pytest.raises(TaskError, match=rf"log\('step', ...\) is .*: 0 or more, and not {step}\."):
+        quiet(tmp_path).fit(Steps(), loader(8))
+
+
 def test_what_hooks_log_is_monitored(tmp_path: Path) -> None:
     """EarlyStopping and ModelCheckpoint see a value that the Task
     or a callback logs in the same hook.

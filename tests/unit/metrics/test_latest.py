@@ -23,6 +23,14 @@ def test_a_name_that_was_not_logged_for_an_epoch_is_explained() -> None:
     assert values.get("train_acc") is None and "train_acc" not in values
 
 
+def test_an_epochs_number_and_last_step_are_the_runs() -> None:
+    """Though the Task logs values of these names: the history would lose epochs by them."""
+    values = LatestMetrics()
+    for epoch in range(3):
+        values.record(epoch, 2 * epoch, {"epoch": 10.0 * epoch, "step": 7.0, "loss": 1.0})
+    assert values.history == [{"epoch": n, "step": 2 * n, "loss": 1.0} for n in range(3)]
+
+
 def test_the_values_of_an_evaluation_are_a_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
