@@ -103,8 +103,9 @@ class EarlyStopping(Callback):
         if self.monitor not in trainer.callback_metrics:
             if evaluator.is_awaited or not self.strict:
                 return
+            hint = " Of a whole epoch: check_on_train_epoch_end=true." * bool(evaluator.interval)
             raise ConfigError(
-                f"EarlyStopping.monitor is {not_logged(self.monitor, trainer.callback_metrics)}"
+                f"EarlyStopping.monitor is {not_logged(self.monitor, trainer.callback_metrics)}{hint}"
             )
         if self.monitor in evaluator.names and evaluator.num_validations == self._validations_seen:
             return  # no validation since: this value was counted already
@@ -154,5 +155,5 @@ class EarlyStopping(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         best = state_dict["best_score"]
-        self.best_score = self._worst if best is None else Number(best)
+        self.best_score = self._worst if best is None or math.isnan(best) else Number(best)
         self.wait_count = state_dict["wait_count"]

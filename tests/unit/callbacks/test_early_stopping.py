@@ -99,6 +99,33 @@ def test_a_monitor_that_was_not_logged_is_named(tmp_path: Path) -> None:
         run(tmp_path, EarlyStopping("val/los"), [1.0])
 
 
+def test_a_value_of_the_epoch_is_not_there_at_a_validation_within_it(tmp_path: Path) -> None:
+    """The error names the setting that checks where the value is; with it the run trains."""
+
+    class Logs(Line):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.log("train/score", 1.0, on_step=False, on_epoch=True)
+            return super().training_step(batch, batch_idx)
+
+    def fit(**settings: Any) -> int:
+        stopping = EarlyStopping("train/score", patience=1, **settings)
+        trainer = quiet(tmp_path, max_epochs=5, callbacks=stopping, val_check_interval=1)
+        trainer.fit(Logs(), loader(8), loader(4))
+        return trainer.current_epoch
+
+    with pytest.raises(ConfigError, match=r"Of a whole epoch: check_on_train_epoch_end=true"):
+        fit()
+    assert fit(check_on_train_epoch_end=True) == 2
+
+
+def test_a_best_value_that_was_none_is_replaced() -> None:
+    """Checkpoints of older versions may hold null or NaN as the best value."""
+    stopping = EarlyStopping("val/score", check_finite=False)
+    for best in (None, math.nan):
+        stopping.load_state_dict({"best_score": best, "wait_count": 0})
+        assert stopping.best_score == math.inf
+
+
 def test_training_values_can_be_monitored(tmp_path: Path) -> None:
     """A value logged per training epoch can be monitored without any validation."""
 
