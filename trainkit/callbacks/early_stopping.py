@@ -100,17 +100,16 @@ class EarlyStopping(Callback):
 
     def _look(self, trainer: RunView) -> None:
         evaluator = trainer.evaluator
-        if self.monitor not in trainer.callback_metrics:
+        values = trainer.callback_metrics
+        if self.monitor not in values:
             if evaluator.is_awaited or not self.strict:
                 return
             hint = " Of a whole epoch: check_on_train_epoch_end=true." * bool(evaluator.interval)
-            raise ConfigError(
-                f"EarlyStopping.monitor is {not_logged(self.monitor, trainer.callback_metrics)}{hint}"
-            )
+            raise ConfigError(f"EarlyStopping.monitor is {not_logged(self.monitor, values)}{hint}")
         if self.monitor in evaluator.names and evaluator.num_validations == self._validations_seen:
             return  # no validation since: this value was counted already
         self._validations_seen = evaluator.num_validations
-        value = trainer.callback_metrics[self.monitor]
+        value = values[self.monitor]
         if why := self._ends_at_once(value):
             self._stop(trainer, f"{self.monitor} {why}")
             return

@@ -254,6 +254,58 @@ def test_repeated_steps_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert {step for step, _ in fake.calls[1:-1]} == {4, 5, 6}
 
 
+def test_what_an_earlier_fit_has_logged_is_no_other_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps are left out of a resumed run alone: not of its test, nor of the next fit."""
+    fake = Fake()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    start(fake, tmp_path, 1)
+    fake.summary["step"] = 6
+    logger = WandbLogger()
+    trainer = quiet(tmp_path, logger=logger, max_epochs=3, log_every_n_steps=1)
+    trainer.fit(Line(), loader(8), loader(4), ckpt_path="last")
+    fake.calls.clear()
+
+    class Tests(Line):
+        def test_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("test/loss", 1.0)
+
+    trainer.test(Tests(), loader(4))
+    assert any("test/loss" in call[1] for call in fake.calls if isinstance(call, tuple))
+    fake.calls.clear()
+    again = quiet(tmp_path / "other", logger=logger, max_epochs=1, log_every_n_steps=1)
+    again.fit(Line(), loader(8), loader(4))
+    assert {step for step, _ in fake.calls[1:-1]} == {1, 2}
+
+
+class OwnAxis(Line):
+    """Logs "step" in validation: far ahead of the run's, or behind it."""
+
+    axis = 100.0
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        super().validation_step(batch, batch_idx)
+        self.log("step", self.axis)
+
+
+def test_an_axis_of_the_users_own_repeats_no_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a resumed run leaves out is counted in the run's steps."""
+    fake = Fake()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    start(fake, tmp_path, 1)
+    fake.summary |= {"trainer/global_step": 100, "step": 3}
+    trainer = quiet(tmp_path, logger=WandbLogger(), max_epochs=3, log_every_n_steps=1)
+    fake.calls.clear()
+    task = OwnAxis()
+    task.axis = 1.0
+    trainer.fit(task, loader(8), loader(4), ckpt_path="last")
+    assert len([names for _, names in fake.calls[1:-1] if "train/loss" in names]) == 3
+    assert len([names for _, names in fake.calls[1:-1] if "val/loss" in names]) == 2
+
+
 def test_project_and_name_are_those_of_wandbs_variables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -294,6 +346,27 @@ def test_what_the_user_logs_there_costs_no_value(tmp_path: Path) -> None:
     assert len([row for row in rows if "mine" in row]) == 12
     assert any(name.startswith("gradients/") for row in rows for name in row)
     assert any(name.startswith("parameters/") for row in rows for name in row)
+
+
+@pytest.mark.usefixtures("offline")
+def test_each_step_has_a_row_of_its_own(tmp_path: Path) -> None:
+    """Though W&B's own count is ahead, by what the user has logged there before the first step, or
+    by an axis of the user's own: later steps took the place of earlier ones in one row.
+    """
+
+    class Early(OwnAxis):
+        def on_fit_start(self) -> None:
+            assert self.trainer.logger is not None
+            for number in range(10):
+                self.trainer.logger.experiment.log({"mine": number})
+
+    trainer = quiet(tmp_path, logger=WandbLogger(), max_epochs=2, log_every_n_steps=1)
+    trainer.fit(Early(), loader(8), loader(4))
+    rows = wandb_file.history(tmp_path)
+    axis = "trainer/global_step"
+    assert [row[axis] for row in rows if "train/loss" in row] == [1, 2, 3, 4]
+    assert [(row[axis], row["step"]) for row in rows if "val/loss" in row] == [(100, 2), (100, 4)]
+    assert len([row for row in rows if "mine" in row]) == 10
 
 
 def test_the_name_that_a_sweep_gives_is_kept(

@@ -85,7 +85,8 @@ class WandbLogger(CheckpointLogger):
         self.finish_timeout_s = finish_timeout_s
         self._id: str | None = None
         self._run: Any = None
-        self._logged_until = -1  # the last step that an earlier start of this run has logged
+        self._logged_until = -1  # the run's last step that an earlier start of it has logged
+        self._axis = self._row = -1  # the last row: its step, and W&B's own count
         self._watched: list[tuple[nn.Module, dict[str, Any]]] = []
 
     def watch(self, model: nn.Module, **options: Any) -> None:
@@ -152,9 +153,10 @@ class WandbLogger(CheckpointLogger):
         )
         self._run.define_metric(_AXIS)
         self._run.define_metric("*", step_metric=_AXIS, step_sync=True)
+        self._logged_until = self._row = -1
         if run.resumes and not run.follows:
             logged: dict[str, Any] = dict(self._run.summary)
-            self._logged_until = int(logged.get(_AXIS, logged.get("step", -1)))
+            self._logged_until = int(logged.get("step", logged.get(_AXIS, -1)))
         self._watch()
 
     def write_hyperparams(self, params: dict[str, Any]) -> None:
@@ -162,16 +164,35 @@ class WandbLogger(CheckpointLogger):
         if self.given_hparams:
             self._run.config.update(params, allow_val_change=True)
 
+    def on_metrics(
+        self, trainer: RunView, task: Task, metrics: dict[str, float], step: int
+    ) -> None:
+        """Pass the run's step on too: `step` may be an axis of the user's own."""
+        super().on_metrics(trainer, task, {**metrics, "step": trainer.global_step}, step)
+
     def write_metrics(self, metrics: dict[str, float], step: int, epoch: int) -> None:
         """Pass the values to W&B's own process."""
-        self._log(metrics | {"epoch": epoch, "step": step, "_timestamp": self.logged_at}, step)
+        at = int(metrics.get("step", step))
+        values = {**metrics, "epoch": epoch, "step": at, "_timestamp": self.logged_at}
+        self._log(values, step, at)
 
-    def _log(self, values: dict[str, Any], step: int) -> None:
-        """Log values of a step; a call of the user's own has moved W&B's count of steps on, and W&B
-        drops what is before it.
+    def _log(self, values: dict[str, Any], step: int, at: int) -> None:
+        """Log values of a step, in a row of its own. A call of the user's own, or an axis, has moved
+        W&B's count of steps on: what is before it is dropped, and what has it replaces values.
+
+        Args:
+            values: by name.
+            step: on the axis.
+            at: the run's.
         """
-        if step > self._logged_until:
-            self._run.log({_AXIS: step} | values, step=max(step, self._run.step))
+        if at <= self._logged_until:
+            return
+        next_row = self._run.step
+        if next_row == self._row and step != self._axis:
+            next_row += 1
+        self._axis = step
+        self._row = max(at, next_row)
+        self._run.log({_AXIS: step} | values, step=self._row)
 
     def native(self) -> Any:
         return self._run
@@ -191,7 +212,7 @@ class WandbLogger(CheckpointLogger):
                 else (media.columns, media.value)
             )
             made = self._wandb.Table(columns=columns, data=rows)
-        self._log({media.name: made}, step)
+        self._log({media.name: made}, step, step)
 
     def upload(self, folder: Path, name: str, aliases: tuple[str, ...]) -> None:
         """W&B copies the folder first, and uploads in its own process."""
