@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.helpers import wandb_file
 from tests.helpers.toy import Line, loader, quiet
@@ -346,6 +347,42 @@ def test_what_the_user_logs_there_costs_no_value(tmp_path: Path) -> None:
     assert len([row for row in rows if "mine" in row]) == 12
     assert any(name.startswith("gradients/") for row in rows for name in row)
     assert any(name.startswith("parameters/") for row in rows for name in row)
+
+
+@pytest.mark.usefixtures("offline")
+def test_a_model_is_watched_in_each_fit_and_not_after_it(tmp_path: Path) -> None:
+    """W&B's hooks log to its run, and fail where there is none."""
+    logger, task = WandbLogger(), Watched()
+    logger.watch(task, log="all", log_freq=1)
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        trainer = quiet(folder, logger=logger, log_every_n_steps=1)
+        trainer.fit(task, loader(8), loader(4))
+        assert any(
+            name.startswith("parameters/") for row in wandb_file.history(folder) for name in row
+        )
+        task(torch.zeros(2, 3))
+
+
+@pytest.mark.parametrize("is_before", [True, False])
+def test_watching_weights_that_are_split_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_before: bool
+) -> None:
+    """W&B's hooks would run collectives on rank 0 alone, which waits for ever."""
+    monkeypatch.setattr("trainkit.extensions.trackers.wandb.is_spread", lambda _: True)
+    monkeypatch.setitem(sys.modules, "wandb", Fake())
+    logger = WandbLogger()
+
+    class Watches(Line):
+        def on_train_start(self) -> None:
+            logger.watch(self)
+
+    if is_before:
+        monkeypatch.delattr(Watches, "on_train_start")
+    task = Watches()
+    if is_before:
+        logger._watched.append((task, {}))  # whole before the fit
+    with pytest.raises(ConfigError, match=r"WandbLogger\.watch: .* Watch a model on engine=ddp"):
+        quiet(tmp_path, logger=logger, max_steps=1).fit(task, loader(8))
 
 
 @pytest.mark.usefixtures("offline")

@@ -4,6 +4,7 @@ The only home of wandb.
 
 from __future__ import annotations
 
+import functools
 import os
 import secrets
 from pathlib import Path
@@ -16,6 +17,7 @@ from trainkit.api.lightning_arguments import unset
 from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.arguments import PositiveFloat, checked
+from trainkit.device.shards import is_spread
 from trainkit.errors import ConfigError
 from trainkit.extensions.trackers.checkpoints import CheckpointLogger
 from trainkit.loggers.base import RunFacts
@@ -87,20 +89,26 @@ class WandbLogger(CheckpointLogger):
         self._run: Any = None
         self._logged_until = -1  # the run's last step that an earlier start of it has logged
         self._axis = self._row = -1  # the last row: its step, and W&B's own count
-        self._watched: list[tuple[nn.Module, dict[str, Any]]] = []
+        self._watched: list[tuple[nn.Module, dict[str, Any]]] = []  # before a fit
+        self._is_watching = False
 
     def watch(self, model: nn.Module, **options: Any) -> None:
-        """Have W&B log histograms of a model's weights or gradients, from now on or, before a fit,
-        once it opens; `options` are those of wandb's `Run.watch`: log, log_freq, log_graph.
-        """
-        self._watched.append((model, options))
-        if self._background is not None:
-            self.hand_over("watching", self._watch)
+        """Have W&B log histograms of a model's weights or gradients, from now on until the fit ends,
+        or, before a fit, in each one once it opens; `options` are those of wandb's `Run.watch`:
+        log, log_freq, log_graph.
 
-    def _watch(self) -> None:
-        for model, options in self._watched:
-            self._run.watch(model, **options)
-        self._watched.clear()
+        Raises:
+            ConfigError: the weights are split over the ranks.
+        """
+        _refuse_split(model)
+        if self._background is not None:
+            self.hand_over("watching", functools.partial(self._watch, model, options))
+        elif not self._is_elsewhere:
+            self._watched.append((model, options))
+
+    def _watch(self, model: nn.Module, options: dict[str, Any]) -> None:
+        self._is_watching = True
+        self._run.watch(model, **options)
 
     def setup(self, trainer: RunView, task: Task, stage: str) -> None:
         if stage == "fit":
@@ -118,6 +126,8 @@ class WandbLogger(CheckpointLogger):
         if self._id is None or not trainer.checkpoints.resumed_in_place:
             # a sweep's agent has chosen it already
             self._id = os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4)
+        for model, _ in self._watched:
+            _refuse_split(model)
         super().on_fit_start(trainer, task)
 
     def require(self) -> None:
@@ -157,7 +167,8 @@ class WandbLogger(CheckpointLogger):
         if run.resumes and not run.follows:
             logged: dict[str, Any] = dict(self._run.summary)
             self._logged_until = int(logged.get("step", logged.get(_AXIS, -1)))
-        self._watch()
+        for model, options in [] if run.follows else self._watched:
+            self._watch(model, options)
 
     def write_hyperparams(self, params: dict[str, Any]) -> None:
         """Add those of `log_hyperparams`; the run's own are there since `open`."""
@@ -226,4 +237,16 @@ class WandbLogger(CheckpointLogger):
         if self._run is not None:
             run = self._run
             self._run = None
+            if self._is_watching:
+                self._is_watching = False
+                run.unwatch()  # its hooks fail without a run
             run.finish(exit_code=0 if status == "success" else 1)
+
+
+def _refuse_split(model: nn.Module) -> None:
+    if any(is_spread(parameter) for parameter in model.parameters()):
+        raise ConfigError(
+            "WandbLogger.watch: the weights are split over the ranks, and W&B would gather them on"
+            " rank 0 alone, which waits for ever. Watch a model on engine=ddp, or log norms of"
+            " gradients by callbacks=gradients."
+        )
