@@ -12,6 +12,7 @@ usual.
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import select
 import shutil
@@ -155,6 +156,12 @@ class Forks:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
+@functools.cache
+def own() -> Forks:
+    """Return the server of this process, also after a fixture has put the environment back."""
+    return Forks()
+
+
 def server() -> tuple[int, Path]:
     """Return the process id and the folder of the server that the environment names, or of one for
     this process, which it then names. Its first imports, which are no part of a command's time
@@ -164,7 +171,7 @@ def server() -> tuple[int, Path]:
         ProcessLookupError: the server has ended.
     """
     if not os.environ.get(SHARED):
-        os.environ[SHARED] = Forks().named
+        os.environ[SHARED] = own().named
     pid, _, folder = os.environ[SHARED].partition(":")
     with os.fdopen(os.pidfd_open(int(pid))) as end:
         while not (Path(folder) / READY).exists():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import select
 import shutil
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers import forks
 from tests.helpers.forks import SHARED, USED, server
 from tests.helpers.launching import BIN, run_command
 
@@ -83,3 +85,23 @@ def test_a_server_that_is_gone_is_an_error(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(ProcessLookupError, match="has ended"):
         server()
     gone.wait(20)
+
+
+def test_a_process_starts_one_server_though_its_environment_is_put_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As fixtures do that begin before the server: each of its starts imports torch."""
+    starts = []
+
+    class Started:
+        def __init__(self) -> None:
+            starts.append(self)
+            self.named = f"{os.getpid()}:{tmp_path}"
+
+    (tmp_path / forks.READY).touch()
+    monkeypatch.setattr(forks, "Forks", Started)
+    monkeypatch.setattr(forks, "own", functools.cache(forks.own.__wrapped__))
+    for _ in range(2):
+        monkeypatch.delenv(SHARED, raising=False)
+        assert server() == (os.getpid(), tmp_path)
+    assert len(starts) == 1
