@@ -167,9 +167,7 @@ class ModelCheckpoint(RetainedPaths, Callback):
             self._retention, self._saved = self._retention.restarted(), _NEVER
 
     def on_train_start(self, trainer: RunView, task: Task) -> None:
-        """Count the time from here on, and remove checkpoints that a
-        killed run did not come to remove.
-        """
+        """Count the time from here on, and remove what a killed run did not come to remove."""
         if self._interval_s is not None:
             self._saved = replace(self._saved, when=trainer.coordinator.sync_clock())
         if trainer.is_global_zero:
@@ -223,9 +221,7 @@ class ModelCheckpoint(RetainedPaths, Callback):
         self._saved = replace(self._saved, at=_NEVER.at)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return which are retained and which is best, by name,
-        so that a run's folder can be moved.
-        """
+        """Return which are retained and which is best, by name: a run's folder can be moved."""
         return self._retention.state_dict() | {
             "saved_at": self._saved.at,
             "saved_score": self._saved.score,
