@@ -367,7 +367,7 @@ def test_a_model_is_watched_in_each_fit_and_not_after_it(tmp_path: Path) -> None
 def test_watching_weights_that_are_split_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_before: bool
 ) -> None:
-    """W&B's hooks would run collectives on rank 0 alone, which waits for ever."""
+    """W&B's hooks would run collectives on rank 0 alone, which hangs."""
     monkeypatch.setattr("trainkit.extensions.trackers.wandb.is_spread", lambda _: True)
     monkeypatch.setitem(sys.modules, "wandb", Fake())
     logger = WandbLogger()

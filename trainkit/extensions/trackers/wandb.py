@@ -247,6 +247,6 @@ def _refuse_split(model: nn.Module) -> None:
     if any(is_spread(parameter) for parameter in model.parameters()):
         raise ConfigError(
             "WandbLogger.watch: the weights are split over the ranks, and W&B would gather them on"
-            " rank 0 alone, which waits for ever. Watch a model on engine=ddp, or log norms of"
-            " gradients by callbacks=gradients."
+            " rank 0 alone, which hangs. Watch a model on engine=ddp, or log norms of gradients by"
+            " callbacks=gradients."
         )
