@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainkit.api.task import Task
+from trainkit.api.view import RunView
 from trainkit.errors import ConfigError
 
 
@@ -58,12 +60,16 @@ class Placed:
 
     place: LoggerPlace
     own_folder = ""
-    _run_dir: Path | None = None
+    _folder: Path | None = None  # the run's
+
+    def setup(self, trainer: RunView, task: Task, stage: str) -> None:
+        """Note the run's folder."""
+        self._folder = Path(trainer.run_dir)
 
     @property
     def save_dir(self) -> str | None:
-        """The folder of all runs; without one, the run's own, once a fit has begun."""
-        own = None if self._run_dir is None else str(self._run_dir)
+        """The folder of all runs; without one, the run's own, once it is known."""
+        own = None if self._folder is None else str(self._folder)
         return own if self.place.save_dir is None else self.place.save_dir
 
     @property
@@ -77,7 +83,7 @@ class Placed:
         without one, the name of the run's own folder.
 
         Raises:
-            ConfigError: no fit has begun, and none was given.
+            ConfigError: there is no run yet, and none was given.
         """
         return self._begun("version").name if self.place.version is None else self.place.version
 
@@ -86,7 +92,7 @@ class Placed:
         """The folder of the files.
 
         Raises:
-            ConfigError: no fit has begun, and the folder is that of a run.
+            ConfigError: there is no run yet, and the folder is that of one.
         """
         is_known = None not in (self.place.save_dir, self.place.version)
         run_dir = Path() if is_known else self._begun("log_dir")
@@ -94,9 +100,9 @@ class Placed:
 
     def _begun(self, name: str) -> Path:
         """Return the run's folder."""
-        if self._run_dir is None:
+        if self._folder is None:
             raise ConfigError(
-                f"{type(self).__name__}.{name} has the run's own folder in it, and no fit has begun:"
-                " read it in a hook from on_fit_start on, or give the logger save_dir and version."
+                f"{type(self).__name__}.{name} has the run's own folder in it, and there is no run"
+                " yet: read it in a hook, or give the logger save_dir and version."
             )
-        return self._run_dir
+        return self._folder

@@ -50,6 +50,7 @@ class RowLogger(Placed, Logger):
         self._knows = False
 
     def setup(self, trainer: RunView, task: Task, stage: str) -> None:
+        super().setup(trainer, task, stage)
         if stage == "fit":
             self._forget()
 

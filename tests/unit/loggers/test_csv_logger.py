@@ -192,3 +192,19 @@ def test_a_second_fit_counts_from_zero(tmp_path: Path) -> None:
     for folder, epochs, step in (("a", 2, 4), ("b", 1, 2)):
         train(tmp_path / folder, max_epochs=epochs, logger=logger)
         assert logger.state_dict() == {"step": step, "rows_of_step": 2}
+
+
+def test_its_folder_is_known_in_the_hooks_of_a_test(tmp_path: Path) -> None:
+    """Of a run that another process has trained, whose files stay as they are."""
+    train(tmp_path, max_epochs=1)
+    seen = []
+
+    class Asks(Fixed):
+        def on_test_start(self) -> None:
+            seen.append((self.logger.log_dir, self.logger.version))  # type: ignore[union-attr]
+
+        def test_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("test/epoch", 1.0)
+
+    quiet(tmp_path, logger=CSVLogger()).test(Asks(), loader(4))
+    assert seen == [(str(tmp_path), tmp_path.name)]
