@@ -46,8 +46,9 @@ class OwnClip(Feature):
         self._run = run
 
     def in_step(self, run: RunView, optimizers: Sequence[Optimizer]) -> Mapping[str, Any]:
-        """Let the Task clip before each update."""
-        return {"update": self.update}
+        """Let the Task clip before each update; if it has an optimizer_step, within that."""
+        is_within = has_step(self._run.task, Task, "optimizer_step")
+        return {} if is_within else {"update": self.update}
 
     def update(self, clip_val: float | None, clip_algorithm: str) -> bool:
         """Update as Engine.step does, with gradients that the Task has clipped."""
