@@ -17,11 +17,11 @@ from trainkit.checkpoint.files import check_files
 from trainkit.checkpoint.format import MANIFEST, TRAINING, WEIGHTS, Snapshot, read_manifest, write
 from trainkit.checkpoint.parts import RankFile, await_parts, file_of, is_file_of_rank, write_part
 from trainkit.checkpoint.store import OnMain, Store, Take, nothing_left
-from trainkit.checkpoint.transfer import remove_left_folders, transfer_folder
 from trainkit.console import warning
 from trainkit.errors import CheckpointError
 from trainkit.extensions.object_store.lease import StoreLease
 from trainkit.extensions.object_store.small_files import SmallFiles, as_os_error
+from trainkit.extensions.object_store.transfer import remove_left_folders, transfer_folder
 from trainkit.safety.untrusted import check_name
 
 

@@ -21,10 +21,10 @@ from typing import Any
 from trainkit.checkpoint.format import MANIFEST, TRAINING, Snapshot, write
 from trainkit.checkpoint.parts import RankFile, await_parts, file_of
 from trainkit.checkpoint.store import Store, Take, nothing_left
-from trainkit.checkpoint.transfer import transfer_folder
 from trainkit.errors import CheckpointError
 from trainkit.extensions.elastic.copies.layout import LENGTH, as_file, spans_in
 from trainkit.extensions.elastic.copies.peers import Peers
+from trainkit.extensions.object_store.transfer import transfer_folder
 
 
 class PeerStore(Store):

@@ -16,8 +16,8 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from tests.helpers.checkpoints import fill
-from trainkit.checkpoint import transfer
 from trainkit.checkpoint.places import make_store
+from trainkit.extensions.object_store import transfer
 
 URL = f"memory://{uuid.uuid4().hex}/run"
 
