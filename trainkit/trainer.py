@@ -136,7 +136,8 @@ class Trainer(LastRun):
             device in each step.
         assert_no_sync: end the run if a step reads a value off the device.
         run_dir: folder of all files. Default: runs/<Task>/<time>.
-        seed: of order, augmentation and each rank's random numbers.
+        seed: of order, augmentation and each rank's random numbers; by default that of
+            trainkit.seed_everything, or 0.
     """
 
     config_key = "trainer"
@@ -209,7 +210,7 @@ class Trainer(LastRun):
         stop_on_nonfinite: bool = False,
         assert_no_sync: bool = False,
         run_dir: str | None = None,
-        seed: Seed = 0,
+        seed: Seed | None = None,
     ) -> None:
         given = dict(locals())
         self._around = in_force()

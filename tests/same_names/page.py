@@ -7,12 +7,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tests.same_names import logs, monitors, ports, ranks, resumes, runs, steps
+from tests.same_names import batches, logs, monitors, ports, ranks, resumes, runs, steps
 from tests.same_names.table import ROWS, ROWS_OF_RANKS, Row
 
 PAGE = Path(__file__).parents[2] / "docs" / "lightning.md"
 TITLE = "\n## Behaviour\n"
-assert steps and runs and logs and monitors and ports and ranks and resumes, (
+assert steps and runs and batches and logs and monitors and ports and ranks and resumes, (
     "their import fills the table"
 )
 

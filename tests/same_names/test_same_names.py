@@ -14,12 +14,23 @@ from typing import Any
 import pytest
 
 from tests.helpers.launching import run_command
-from tests.same_names import logs, monitors, on_ranks, page, ports, ranks, resumes, runs, steps
+from tests.same_names import (
+    batches,
+    logs,
+    monitors,
+    on_ranks,
+    page,
+    ports,
+    ranks,
+    resumes,
+    runs,
+    steps,
+)
 from tests.same_names.kits import lightning_kit, trainkit_kit
 from tests.same_names.table import ROWS, ROWS_OF_RANKS, Row
 from trainkit.errors import TrainkitError
 
-assert steps and runs and logs and monitors and ports and ranks and resumes, (
+assert steps and runs and batches and logs and monitors and ports and ranks and resumes, (
     "their import fills the table"
 )
 

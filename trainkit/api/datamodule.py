@@ -8,26 +8,32 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from trainkit.api.hyperparameters import Configured
+from trainkit.device.transfer import to_device
 
 StageName = Literal["fit", "validate", "test", "predict"]
 
 
 class DataHooks:
-    """The loaders of a DataModule, and of a Task that is used without one."""
+    """The loaders of a DataModule, and of a Task that is used without one.
+
+    Attributes:
+        prepare_data_per_node: whether `prepare_data` is called on the first rank of each host; on
+            rank 0 alone if false, as for a folder that hosts share.
+    """
+
+    prepare_data_per_node = True
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Return a batch as it is to be moved to the device.
-        Of a DataModule and a Task, the DataModule's hooks are called.
+        If a DataModule and a Task have the same hook, the DataModule's is called.
         """
         return batch
 
     def transfer_batch_to_device(
         self, batch: Any, device: torch.device, dataloader_idx: int
     ) -> Any:
-        """Return a batch on the device,
-        if its class needs more than trainkit does for tensors in containers.
-        """
-        return batch
+        """Return a batch on the device; what an override leaves where it is, stays there."""
+        return to_device(batch, device)
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Return a batch as `training_step` and its kin get it:
@@ -42,8 +48,8 @@ class DataHooks:
         return {}
 
     def prepare_data(self) -> None:
-        """Download or unpack; called on the first rank of each host only, before `setup`.
-        Set no attributes here.
+        """Download or unpack; called on the first rank of each host only, before `setup`; see
+        `prepare_data_per_node`. Set no attributes here.
         """
 
     def train_dataloader(self) -> Any:

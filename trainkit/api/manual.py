@@ -6,6 +6,7 @@ otherwise.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,7 +23,7 @@ class ManualStep(Protocol):
     @property
     def optimizers(self) -> Sequence[Any]: ...  # noqa: D102
     @property
-    def num_schedules(self) -> int: ...  # noqa: D102
+    def schedulers(self) -> Sequence[Any]: ...  # noqa: D102
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None: ...  # noqa: D102
     def clip(
         self, optimizer: torch.optim.Optimizer, value: float | None, algorithm: str | None
@@ -31,10 +32,18 @@ class ManualStep(Protocol):
 
 
 class Schedule:
-    """A scheduler of `configure_optimizers`, for manual optimization."""
+    """A scheduler of `configure_optimizers`, for manual optimization: all but `step` is torch's, and
+    so is its class (isinstance).
+    """
 
-    def __init__(self, move: Callable[[float | None], None]) -> None:
+    def __init__(self, scheduler: Any, move: Callable[[float | None], None]) -> None:
+        self._scheduler = scheduler
         self._move = move
+
+    __class__ = property(lambda self: type(self._scheduler))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._scheduler, name)
 
     def step(self, metric: float | None = None) -> None:
         """Move it by a step; `metric` is the monitored value of ReduceLROnPlateau."""
@@ -179,10 +188,10 @@ class ManualOptimization:
             return own[0] if len(own) == 1 else own or None
         manual = self._need("lr_schedulers")
 
-        def schedule(place: int) -> Schedule:
-            return Schedule(lambda metric: manual.move_schedule(place, metric))
-
-        schedulers = [schedule(place) for place in range(manual.num_schedules)]
+        schedulers = [
+            Schedule(scheduler, functools.partial(manual.move_schedule, place))
+            for place, scheduler in enumerate(manual.schedulers)
+        ]
         return schedulers[0] if len(schedulers) == 1 else schedulers or None
 
     def toggle_optimizer(self, optimizer: Any) -> None:

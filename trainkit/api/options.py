@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar
 import torch
 
 from trainkit.data.bad_samples import DEFAULT_LIMIT
+from trainkit.data.seeding import seed_of_user
 from trainkit.device.precision import PrecisionName
 from trainkit.device.torch_flags import Float32Matmul
 from trainkit.engine.base import Engine
@@ -265,6 +266,6 @@ def read_options(arguments: Mapping[str, Any]) -> Options:
         group(SampleOptions),
         communication_of(given["communication"]),
         given["run_dir"],
-        given["seed"],
+        seed_of_user() if given["seed"] is None else given["seed"],
         quick,
     )

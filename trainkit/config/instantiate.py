@@ -13,7 +13,7 @@ from trainkit.api.task import Task
 from trainkit.config.allowlist import locate
 from trainkit.config.recorded import RecordedConfig
 from trainkit.config.schema import SAMPLE_KEYS, samples_of, with_accelerator
-from trainkit.data.seeding import seed_everything
+from trainkit.data.seeding import seed_process
 from trainkit.errors import ConfigError, TrainkitError
 from trainkit.loggers.base import Logger
 from trainkit.safety.masking import masked
@@ -56,7 +56,7 @@ def build(
     """
     config, trusted = with_accelerator(config), config.get("trust") or []
     # the same weights on all ranks even before rank 0's are broadcast
-    seed_everything(config["seed"])
+    seed_process(config["seed"])
     engine = instantiate(config["engine"], "engine", trusted) if config.get("engine") else "auto"
     communication = (
         instantiate(config["communication"], "communication", trusted)

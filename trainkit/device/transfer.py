@@ -19,21 +19,24 @@ from trainkit.errors import TaskError
 
 
 def to_device(
-    batch: Any, device: torch.device, dtype: torch.dtype | None = None, channels_last: bool = False
+    batch: Any,
+    device: torch.device | None,
+    dtype: torch.dtype | None = None,
+    channels_last: bool = False,
 ) -> Any:
     """Return the batch with its tensors on `device`.
 
     Args:
         batch: tensors in tuples, named tuples, lists, mappings, dataclasses, or objects with a
             `to(device)` of their own. Classes are preserved, as a subclass of dict.
-        device: the target.
+        device: the target; None leaves tensors where they are, and objects as they are.
         dtype: cast floating point tensors to it, if given.
         channels_last: use that memory format for tensors of 4 dimensions.
     """
     if isinstance(batch, Tensor):
-        moved = (
-            batch if batch.device == device else batch.to(device, non_blocking=has_streams(device))
-        )
+        moved = batch
+        if device is not None and batch.device != device:
+            moved = batch.to(device, non_blocking=has_streams(device))
         if dtype is None and not channels_last:
             return moved
         cast = dtype if batch.is_floating_point() else None
@@ -45,6 +48,8 @@ def to_device(
         return type(batch)([to_device(item, device, dtype, channels_last) for item in batch])
     # before the containers: a PackedSequence is a tuple, a BatchEncoding a mapping
     if hasattr(batch, "to"):
+        if device is None:
+            return batch
         moved = _by_its_own(batch, device)  # maybe a plain batch: images decoded on the device
         return to_device(moved, device, dtype, channels_last) if type(moved) is tuple else moved
     if isinstance(batch, Mapping):
@@ -144,6 +149,11 @@ class Mover:
                 # the copying stream must not reuse its memory too soon
                 tensor.record_stream(computing)
         return moved
+
+    def cast(self, batch: Any) -> Any:
+        """Return a batch that the user has moved, in the type and layout of this one's."""
+        _, dtype, channels_last = self._how
+        return to_device(batch, None, dtype, channels_last) if dtype or channels_last else batch
 
     def for_loader(self, index: int) -> Callable[[Any], Any]:
         """Return what moves the batches of the loader with this number: the same for all."""

@@ -305,19 +305,21 @@ class ManualRun:
         self._run.rates.move(place, metric, self._run.state.num_updates)
 
     @property
-    def num_schedules(self) -> int:
-        """The number of schedulers."""
-        return len(self._run.rates.schedules)
+    def schedulers(self) -> list[Any]:
+        """Torch's."""
+        return [config.scheduler for config in self._run.rates.schedules]
 
 
 class Stepper:
-    """An optimizer as training_step gets it:
-    all else than the methods below is the torch optimizer's own.
+    """An optimizer as training_step gets it: all else than the methods below is the torch
+    optimizer's own, and so is its class (isinstance).
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, manual: ManualRun) -> None:
         self.optimizer = optimizer
         self._manual = manual
+
+    __class__ = property(lambda self: type(self.optimizer))
 
     def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
         """Update the weights with the gradients of all ranks.

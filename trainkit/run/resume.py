@@ -18,7 +18,7 @@ from trainkit.checkpoint.manager import MEMORY
 from trainkit.checkpoint.stateful import with_own_parts
 from trainkit.console import plural, try_to_write
 from trainkit.data.order import mix
-from trainkit.data.seeding import seed_everything
+from trainkit.data.seeding import seed_process
 from trainkit.data.shares import parse_shares
 from trainkit.errors import ConfigError
 from trainkit.optim.batch_plan import BatchPlan
@@ -136,7 +136,7 @@ def restore(run: Run, saved: dict[str, Any] | None) -> None:
     """
     checkpoints = run.checkpoints
     engine = run.engine
-    seed_everything(mix(run.options.seed, engine.ranks.data_rank))
+    seed_process(mix(run.options.seed, engine.ranks.data_rank))
     if saved is None:
         return
     assert checkpoints.resumed_from is not None
@@ -152,7 +152,7 @@ def restore(run: Run, saved: dict[str, Any] | None) -> None:
     before = len(saved["random"])
     from_memory = checkpoints.resumed_from_memory
     if before != engine.ranks.data_size:  # not the numbers of the beginning: their dropout was used
-        seed_everything(mix(run.options.seed, engine.ranks.data_rank, run.global_step))
+        seed_process(mix(run.options.seed, engine.ranks.data_rank, run.global_step))
     for policy in [] if from_memory else checkpoint_policies(run.callbacks):
         if not checkpoints.resumed_from.startswith(f"{policy.store_of(run.run_dir).place}/"):
             policy.renew()  # another run's checkpoint: this step is not saved here yet

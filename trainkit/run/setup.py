@@ -256,7 +256,10 @@ class Stage:
     def _prepare_data(self) -> None:
         prepared = self.is_resumed_here or self.has_data
         for source in () if prepared else self.data.owners(self.task):
-            if self.engine.ranks.local_rank == 0:
+            ranks = self.engine.ranks
+            # a DataModule of Lightning's may lack it
+            per_host = getattr(source, "prepare_data_per_node", True)
+            if ranks.local_rank == 0 if per_host else ranks.is_main:
                 source.prepare_data()
         self.engine.comm.barrier()
         if self.is_resumed_here or (self.elastic is not None and self.elastic.is_rehearsed):

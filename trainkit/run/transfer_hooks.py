@@ -4,7 +4,7 @@ on_before_batch_transfer, transfer_batch_to_device, on_after_batch_transfer.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,49 +18,55 @@ _HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batc
 
 
 class HookedMover:
-    """Moves batches as an owner of hooks wants it.
+    """Moves batches as the owners of hooks want it.
 
     Args:
-        mover: moves what the owner does not.
-        owner: a DataModule or Task that overrides a hook.
+        mover: moves them, unless an owner does.
+        owners: of each of the hooks: the DataModule or the Task.
         device: the target.
         index: of the loader.
     """
 
     def __init__(
-        self, mover: Mover, owner: DataHooks, device: torch.device, index: int = 0
+        self, mover: Mover, owners: Sequence[DataHooks], device: torch.device, index: int = 0
     ) -> None:
         self._mover = mover
-        self._owner = owner
+        self._owners = owners
         self._device = device
         self._index = index
-        self._moves = _overrides(owner, "transfer_batch_to_device")
+        self._moves = _overrides(owners[1], _HOOKS[1])
 
     def __call__(self, batch: Any) -> Any:
         """Return the batch for the Task."""
-        owner, index = self._owner, self._index
-        batch = owner.on_before_batch_transfer(batch, index)
-        if self._moves:
-            batch = owner.transfer_batch_to_device(batch, self._device, index)
-        return owner.on_after_batch_transfer(self._mover(batch), index)
+        before, moves, after = self._owners
+        batch = before.on_before_batch_transfer(batch, self._index)
+        if self._moves:  # what it leaves where it is, stays there
+            moved = moves.transfer_batch_to_device(batch, self._device, self._index)
+            batch = self._mover.cast(moved)
+        else:
+            batch = self._mover(batch)
+        return after.on_after_batch_transfer(batch, self._index)
 
     def for_loader(self, index: int) -> HookedMover:
         """Return what moves the batches of the loader with this number."""
-        return HookedMover(self._mover, self._owner, self._device, index)
+        return HookedMover(self._mover, self._owners, self._device, index)
 
 
 def with_hooks(
     mover: Mover, data: DataSources, task: Task, device: torch.device
 ) -> Mover | HookedMover:
-    """Return the mover with the hooks of the DataModule or the Task;
-    itself if none is overridden.
+    """Return the mover with the hooks, each that of the DataModule, or else the Task's; itself if
+    none is overridden.
     """
-    for owner in reversed(data.owners(task)):
-        if any(_overrides(owner, hook) for hook in _HOOKS):
-            return HookedMover(mover, owner, device)
-    return mover
+    owners = [
+        next((o for o in reversed(data.owners(task)) if _overrides(o, hook)), None)
+        for hook in _HOOKS
+    ]
+    if not any(owners):
+        return mover
+    return HookedMover(mover, [owner or task for owner in owners], device)
 
 
 def _overrides(owner: object, hook: str) -> bool:
-    own: Callable[..., Any] | None = getattr(type(owner), hook, None)
-    return own is not None and own is not getattr(DataHooks, hook)
+    own: Callable[..., Any] | None = getattr(owner, hook, None)
+    return own is not None and getattr(own, "__func__", own) is not getattr(DataHooks, hook)

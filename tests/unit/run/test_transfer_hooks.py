@@ -8,11 +8,15 @@ from typing import Any
 import pytest
 import torch
 
+from tests.helpers.threads import ThreadEngine, World
 from tests.helpers.toy import Line, Net, loader, quiet, weights
 from trainkit.api.callback import Callback
 from trainkit.api.datamodule import DataModule
 from trainkit.api.view import RunView
 from trainkit.callbacks import ModelCheckpoint
+from trainkit.device.transfer import Mover
+from trainkit.run.data_sources import DataSources
+from trainkit.run.transfer_hooks import with_hooks
 
 
 class Doubling(Line):
@@ -48,7 +52,7 @@ def test_a_task_changes_batches_around_their_transfer(tmp_path: Path) -> None:
 
 
 def test_the_hooks_of_a_datamodule_come_first(tmp_path: Path) -> None:
-    """As in Lightning: with a DataModule that has them, the Task's are not called."""
+    """As in Lightning: of a hook that both have, the DataModule's is called; the Task's others too."""
 
     class Data(DataModule):
         def train_dataloader(self) -> Any:
@@ -58,11 +62,29 @@ def test_the_hooks_of_a_datamodule_come_first(tmp_path: Path) -> None:
             self, batch: Any, device: torch.device, dataloader_idx: int
         ) -> Any:
             assert device == torch.device("cpu")
-            return [0 * batch[0], batch[1]]
+            return {"x": 0 * batch["x"], "y": batch["y"]}
 
     task = Doubling()
     quiet(tmp_path).fit(task, datamodule=Data())
-    assert task.seen == [0.0]
+    assert task.seen == [("before", 0), ("after", 0), 0.0]
+
+
+def test_what_a_hook_leaves_where_it_is_stays_there() -> None:
+    """As in Lightning; its numbers have the type of the run's precision."""
+
+    class Partly(DataModule):
+        def transfer_batch_to_device(
+            self, batch: Any, device: torch.device, dataloader_idx: int
+        ) -> Any:
+            return {"x": batch["x"].to(device), "lengths": batch["lengths"]}
+
+    there = torch.device("meta")
+    mover = with_hooks(Mover(there, torch.bfloat16), DataSources({}, Partly()), Line(), there)
+    moved = mover({"x": torch.ones(2), "lengths": torch.ones(2, dtype=torch.int64)})
+    assert (moved["x"].device, moved["x"].dtype) == (there, torch.bfloat16)
+    assert (moved["lengths"].device.type, moved["lengths"].dtype) == ("cpu", torch.int64)
+    whole = DataModule().transfer_batch_to_device([torch.ones(2)], there, 0)
+    assert whole[0].device == there
 
 
 def test_random_augmentation_after_the_transfer_is_repeated_by_a_resumed_run(
@@ -128,3 +150,25 @@ def test_the_state_of_a_datamodule_is_in_the_checkpoint(
         Line(), datamodule=third, ckpt_path="auto"
     )
     assert third.count == 2
+
+
+@pytest.mark.parametrize("per_host", [True, False])
+def test_data_are_prepared_once_a_host_or_once(per_host: bool, tmp_path: Path) -> None:
+    """Here each rank is on a host of its own."""
+    calls: list[int] = []
+
+    class Data(DataModule):
+        prepare_data_per_node = per_host
+
+        def prepare_data(self) -> None:
+            calls.append(0)
+
+        def train_dataloader(self) -> Any:
+            return loader(8)
+
+    def work(engine: ThreadEngine) -> None:
+        engine.ranks.assign(engine.ranks.rank, 2, 0, 1)
+        quiet(tmp_path, engine=engine, max_steps=1).fit(Line(), datamodule=Data())
+
+    World(2).run(work)
+    assert len(calls) == 1 + per_host

@@ -24,7 +24,7 @@ from trainkit.checkpoint.weights import load_into, read_weights
 from trainkit.config import schema
 from trainkit.config.instantiate import instantiate
 from trainkit.config.users_code import named_by_user
-from trainkit.data.seeding import seed_everything
+from trainkit.data.seeding import seed_process
 from trainkit.errors import CheckpointError, ConfigError
 from trainkit.extensions.capsule.folder import Capsule
 from trainkit.extensions.capsule.watch import Watch
@@ -94,7 +94,7 @@ def build_task(capsule: Capsule, overrides: Mapping[str, Any], trust: Sequence[s
     own.setdefault("seed", 0)
     own = from_manifest(own, bool(trust))
     schema.check(own, "replay", [], named_by_user([str(overrides)]))
-    seed_everything(own["seed"])
+    seed_process(own["seed"])
     task = instantiate(own["task"], "task", own["trust"])
     if not isinstance(task, Task):
         raise ConfigError(of_another_class("task has", task, "Task"))

@@ -25,7 +25,7 @@ from trainkit.config import schema
 from trainkit.config.instantiate import data_of, instantiate
 from trainkit.config.users_code import named_by_user
 from trainkit.console import short
-from trainkit.data.seeding import seed_everything
+from trainkit.data.seeding import seed_process
 from trainkit.errors import CheckpointError, ConfigError, TaskError, TrainkitError
 from trainkit.extensions.adapters.quantized import dequantize
 from trainkit.extensions.exporting.export import Exported, export
@@ -279,7 +279,7 @@ def _config_of(
 
 
 def _build(config: dict[str, Any]) -> Task:
-    seed_everything(config["seed"])
+    seed_process(config["seed"])
     task = instantiate(config["task"], "task", config["trust"])
     if not isinstance(task, Task):
         raise ConfigError(of_another_class("task has", task, "Task"))

@@ -12,7 +12,7 @@ from trainkit.callbacks.progress.progress import make_screen
 from trainkit.config.instantiate import data_of, instantiate
 from trainkit.console import console_of, plural
 from trainkit.data.bad_samples import BadSample
-from trainkit.data.seeding import seed_everything
+from trainkit.data.seeding import seed_process
 from trainkit.errors import ConfigError, DataError
 from trainkit.extensions.reports.reading import Reading, readings
 
@@ -36,7 +36,7 @@ def check_data(
         ConfigError: there is no data.
         DataError: samples cannot be loaded; names how many.
     """
-    seed_everything(config["seed"])
+    seed_process(config["seed"])
     source = data_of(config) or instantiate(config["task"], "task", config.get("trust") or [])
     source.prepare_data()
     source.setup(stage)

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from trainkit.cli.guard import guarded
-from trainkit.data.seeding import seed_everything
+from trainkit.data.seeding import seed_process
 from trainkit.extensions.script.changes import Changes
 from trainkit.extensions.script.command_line import Script
 from trainkit.extensions.script.running import FirstFit, Train, run_script
@@ -27,7 +27,7 @@ def main() -> int:
 
     around = FirstFit(script, train, changes.given_to_trainer)
     # the first weights that a script draws are the same in all runs that are compared
-    seed_everything(int(changes.settings.get("seed", 0)))
+    seed_process(int(changes.settings.get("seed", 0)))
     return guarded(lambda: run_script(script, around), read_launcher())
 
 
