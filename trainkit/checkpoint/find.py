@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -224,8 +224,11 @@ def later(last: str, stores: Sequence[Store]) -> str:
     """Return a time of writing after the `last` one of this process; if that is "", after those of
     all checkpoints there are. The clocks of hosts that run one after the other differ.
     """
-    times = [last] if last else [written(one, name) for one in stores for name in one.names()]
-    newest = max((time for time in times if time < _UNKNOWN), default="1970-01-01")
+    times = [last or "1970-01-01"]
+    for store in () if last else stores:
+        with suppress(OSError):  # of a checkpoint elsewhere, which stops no other
+            times += [written(store, name) for name in store.names()]
+    newest = max(time for time in times if time < _UNKNOWN)
     after = datetime.fromisoformat(newest) + timedelta(microseconds=1)
     return max(now(), after.isoformat(timespec="microseconds"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import uuid
 from dataclasses import replace
@@ -50,6 +51,22 @@ def test_a_time_that_cannot_be_read_stops_no_checkpoint(tmp_path: Path, text: An
     fill(store, "b")
     (store.folder / "b" / "manifest.json").write_text("{}")
     assert later("", [store]) <= now()
+
+
+class Gone(LocalStore):
+    """A store that does not answer."""
+
+    def names(self) -> list[str]:
+        """Raise what a lost mount, or a bucket without rights to list it, does."""
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+
+def test_a_store_that_cannot_be_read_stops_no_checkpoint_of_another(tmp_path: Path) -> None:
+    """What the others hold still counts."""
+    store, gone = store_of(tmp_path), Gone(tmp_path / "gone")
+    store.write("a", replace(snapshot(), written=AHEAD.format(0)))
+    assert later("", [gone, store]) == AHEAD.format(1)
+    assert later("", [gone]) <= now()
 
 
 class First(LocalStore):
