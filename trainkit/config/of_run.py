@@ -186,8 +186,9 @@ def of_first_start(lines: Sequence[str], run_dir: Path) -> list[str]:
 
 def is_own(ckpt_path: str, run_dir: str | Path) -> bool:
     """Return whether a `ckpt_path` of fit is a checkpoint of the run in this folder."""
-    path = Path(ckpt_path).absolute()
-    return ckpt_path in ("last", "best", "auto") or path.is_relative_to(Path(run_dir).absolute())
+    path = Path(os.path.abspath(ckpt_path))
+    is_here = "://" not in ckpt_path and path.is_relative_to(os.path.abspath(run_dir))
+    return ckpt_path in ("last", "best", "auto") or is_here
 
 
 def joined(before: Sequence[str], now: Sequence[str]) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 
 from trainkit.cli.run import main
 from trainkit.config.compose import ComposedJob
-from trainkit.config.of_run import OVERRIDES, read_overrides
+from trainkit.config.of_run import OVERRIDES, is_own, read_overrides
 
 _RUN = ["conf=mlp", "run_dir=r", "task.model.width=48", "data.batch_size=20", "seed=5"]
 
@@ -150,3 +150,22 @@ def test_a_folder_that_is_no_run_is_named(
     """A misspelt run_dir is the mistake that is reported, and not a missing conf."""
     assert main(command, ["run_dir=rr"]) == 2
     assert "run_dir is 'rr', which holds no config.yaml of a run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("ckpt_path", "run_dir", "expected"),
+    [
+        ("last", "runs/mine", True),
+        ("runs/mine/checkpoints/step-5", "runs/mine", True),
+        ("runs/other/../mine/checkpoints/last", "./runs/mine", True),
+        ("runs/mine/../other/checkpoints/last", "runs/mine", False),
+        ("runs/mine-2/checkpoints/last", "runs/mine", False),
+        ("s3://bucket/runs/other/last", ".", False),
+        ("s3://bucket/runs/other/last", "/", False),
+    ],
+)
+def test_a_checkpoint_is_a_runs_own_or_anothers(
+    ckpt_path: str, run_dir: str, expected: bool
+) -> None:
+    """Whichever way its path is written; a URL is in no folder."""
+    assert is_own(ckpt_path, run_dir) is expected
