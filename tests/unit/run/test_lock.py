@@ -19,7 +19,7 @@ import pytest
 from tests.helpers import toy
 from trainkit.engine.single import SingleEngine
 from trainkit.errors import ConfigError
-from trainkit.run.lock import LOCK, RunLock
+from trainkit.run.lock import LOCK, RunLock, holder_of
 
 # A process that takes the folder, says so, and holds it until its input ends; `fork` leaves it a
 # child, as loaders do.
@@ -306,6 +306,18 @@ def test_without_locks_a_job_that_is_queued_again_follows_its_own_start(
     with pytest.raises(ConfigError, match="This filesystem has no locks"):
         take(tmp_path)
     assert (tmp_path / LOCK).read_text() == content
+
+
+@pytest.mark.parametrize("count", ["", "x", "-1", "1.5"])
+def test_a_restart_count_that_is_no_number_is_no_restart(
+    count: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wrapper's, or a site's own: no fit fails by it."""
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", count)
+    with RunLock() as lock:
+        lock.take(tmp_path)
+        assert holder_of(tmp_path)["slurm"] == ["7", 0]
 
 
 def test_a_job_that_is_queued_again_waits_for_the_lock_of_its_lost_node(

@@ -151,7 +151,8 @@ def _described(node: str) -> str:
 
 def start_of_job(environ: Mapping[str, str] = os.environ) -> tuple[str | None, int]:
     """Return the number of this process's Slurm job, and how often it was queued again."""
-    return environ.get("SLURM_JOB_ID"), int(environ.get("SLURM_RESTART_COUNT") or 0)
+    count = environ.get("SLURM_RESTART_COUNT", "")
+    return environ.get("SLURM_JOB_ID"), int(count) if count.isdecimal() else 0
 
 
 def hold_signals() -> None:
