@@ -93,7 +93,7 @@ def test_a_dry_run_prints_the_script_and_leaves_nothing(
     assert "#SBATCH --job-name=mlp" in lines and "#SBATCH --open-mode=append" in lines
     (srun,) = [line for line in lines if line.startswith("srun ")]
     assert srun.endswith(
-        f"-m trainkit fit conf=mlp optimizer.lr=0.1 \"run_dir='{tmp_path}/my run'\" resume=auto"
+        f"-m trainkit fit conf=mlp optimizer.lr=0.1 \"run_dir='{tmp_path}/my run'\" resume=auto || code=$?"
     )
     assert (
         "launcher" not in srun
@@ -423,4 +423,18 @@ def test_starts_that_get_no_further_are_not_repeated_forever(
     assert seen == codes
     assert (tmp_path / "requeued").read_text() == "requeue 7\n" * codes.count(75)
     assert started(text, tmp_path)[0] == 0
+    assert not list((tmp_path / "my run" / "slurm").iterdir())
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_a_setup_that_ends_at_errors_ends_no_requeue(
+    restarts: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`set -euo pipefail`, as site scripts have it, would end the script at srun's exit code."""
+    text = script(capsys, "launcher.setup=['set -euo pipefail']", "ckpt_path=/other/last")
+    code, _, printed = started(text, tmp_path, "exit 143", restarts)
+    assert (code, printed) == (75, "")
+    assert (tmp_path / "requeued").read_text() == "requeue 7\n"
+    assert started(text, tmp_path, "exit 3", restarts)[0] == 3
+    assert started(text, tmp_path, "", restarts)[0] == 0
     assert not list((tmp_path / "my run" / "slurm").iterdir())

@@ -84,7 +84,7 @@ def script_of(fit: JobFit, options: SlurmOptions) -> str:
             f'[ "${{SLURM_RESTART_COUNT:-0}}" -gt 0 ] && start=({_joined(fit.resume)})',
         ]
         command += ' "${start[@]}"'
-    lines += [command, "code=$?"]
+    lines += ["code=0", f"{command} || code=$?"]  # `set -e` of the setup does not end it here
     # nothing is lost: a rank that has started Python holds signals until it can save (hold_signals)
     if options.requeue:
         ends = " | ".join(str(128 + number) for number in (signal.SIGUSR1, signal.SIGTERM))
