@@ -7,13 +7,16 @@ import socket
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from trainkit.config.compose import run as compose
 from trainkit.errors import ConfigError, EngineError
 from trainkit.extensions.ray.launcher import RayLauncher
 from trainkit.extensions.ray.tuning import link as wire
+from trainkit.extensions.ray.tuning import trainable
 from trainkit.extensions.ray.tuning.job import TrialJob, run_job
 from trainkit.extensions.ray.tuning.trainable import error_in, number_of, trial
 from trainkit.launch.job_launcher import FitConfig
@@ -139,6 +142,38 @@ def test_a_launcher_in_the_config_of_a_trial_is_refused(monkeypatch: pytest.Monk
 def test_the_error_of_a_job(text: str, expected: str) -> None:
     """What a job printed holds its error; else the last lines are quoted."""
     assert error_in(text, 1) == expected
+
+
+@pytest.mark.parametrize("exploited", [None, "/tune/checkpoint_1"])
+def test_a_trial_begins_at_the_checkpoint_that_tune_names(
+    exploited: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With `resume=auto` of the search too, which would take the trial's own in its place: PBT gives
+    it another trial's.
+    """
+    checkpoint = None if exploited is None else SimpleNamespace(path=exploited)
+    context = SimpleNamespace(get_trial_id=lambda: "ab12_00003")
+    tune = SimpleNamespace(get_context=lambda: context, get_checkpoint=lambda: checkpoint)
+    address = SimpleNamespace(gcs_address="127.0.0.1:1")
+    ray = SimpleNamespace(
+        util=SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1"),
+        get_runtime_context=lambda: address,
+    )
+    jobs: list[TrialJob] = []
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setattr(trainable, "load_tune", lambda: tune)
+    monkeypatch.setattr(trainable, "run_job", lambda job, *_: jobs.append(job) or 0)
+    words = ["conf=mlp", "resume=auto", "callbacks.tune={_target_: trainkit.callbacks.TuneReport}"]
+    thread = threading.Thread(
+        target=trainable._run, args=({}, words, str(tmp_path), str(tmp_path), 1, {"CPU": 1}, "")
+    )
+    thread.start()  # it names its thread
+    thread.join()
+    composed: list[Any] = []
+    compose("fit", list(jobs[0].arguments), True, composed.append)
+    config = composed[0].config
+    beginning = (config.get("ckpt_path"), config.get("resume"))
+    assert beginning == ((None, "auto") if exploited is None else (exploited, None))
 
 
 def test_the_number_of_a_trial() -> None:

@@ -167,7 +167,7 @@ def _run(
     own = [override(key, value) for key, value in config.items()]
     started_from = tune.get_checkpoint()
     if started_from is not None:
-        own.append(override("ckpt_path", str(started_from.path)))
+        own += [override("ckpt_path", str(started_from.path)), "resume=null"]
     own.append(override("run_dir", str(run_dir)))
     output = run_dir / "output.txt"
     host = ray.util.get_node_ip_address()
