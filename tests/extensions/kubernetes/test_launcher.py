@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import stat
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -264,6 +266,41 @@ def test_there_is_no_job_without_its_manifest(
     assert not (tmp_path / "kubernetes").exists()
 
 
+def test_a_job_that_is_created_has_its_manifest_somewhere(cluster: Any, tmp_path: Path) -> None:
+    """Where that of an earlier job cannot be replaced, which another user's in a shared folder cannot
+    be either: the error says that the job is there.
+    """
+    cluster()
+    (tmp_path / "kubernetes" / "mlp.yaml").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="Job mlp is created, but .*Is a directory") as raised:
+        KubernetesLauncher(**IMAGE).run("mlp", WORDS, None)
+    (draft,) = (one for one in Path("kubernetes").iterdir() if one.is_file())
+    assert f"kubectl delete -f {draft}" in str(raised.value)
+    assert draft.read_text() == (tmp_path / "text").read_text()
+
+
+@pytest.mark.parametrize("second", ["true", "echo 'AlreadyExists' >&2; exit 1"])
+def test_two_creations_of_a_name_at_once_leave_the_manifest_of_one(
+    second: str, cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second begins and ends while kubectl creates the objects of the first."""
+    cluster(create=second)
+    depth: list[str] = []
+
+    def answer(arguments: list[str], text: str = "") -> Any:
+        if arguments[:2] == ["create", "-o"] and not depth:
+            depth.append(text)
+            with contextlib.suppress(ConfigError):
+                KubernetesLauncher(**IMAGE, nodes=2).run("mlp", WORDS, None)
+            return subprocess.CompletedProcess([], 0, "job.batch/mlp", "")
+        return run_kubectl(arguments, text)
+
+    monkeypatch.setattr(creation, "run_kubectl", answer)
+    file = KubernetesLauncher(**IMAGE).run("mlp", WORDS, None)
+    assert file is not None and file.read_text() == depth[0]
+    assert [one.name for one in file.parent.iterdir()] == ["mlp.yaml"]
+
+
 def test_a_job_of_which_nothing_is_known_has_its_manifest(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,11 +329,10 @@ def test_a_job_of_which_nothing_is_known_has_its_manifest(
 def test_a_manifest_with_secrets_is_its_owners(
     words: list[str], env: dict[str, str] | None, mode: int, cluster: Any, tmp_path: Path
 ) -> None:
-    """Also where an earlier one, or its rest, is everyone's."""
+    """Also where an earlier one is everyone's."""
     cluster()
     (tmp_path / "kubernetes").mkdir()
-    for name in ("mlp.yaml", "mlp.part"):
-        (tmp_path / "kubernetes" / name).touch(0o644)
+    (tmp_path / "kubernetes" / "mlp.yaml").touch(0o644)
     before = os.umask(0o022)
     try:
         file = KubernetesLauncher(**IMAGE, env=env).run("mlp", words, None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import secrets
 import shlex
 import subprocess
 from collections.abc import Sequence
@@ -29,7 +30,8 @@ def create(text: str, file: Path, where: Sequence[str], *, private: bool) -> Non
 
     Raises:
         ConfigError: the file cannot be written, or the cluster does not take the job: there is
-            neither. Or it does not answer: then the file is there, for `jobs`.
+            neither. Or it does not answer: then the file is there, for `jobs`. Or the job is there,
+            and an earlier file cannot be replaced.
     """
     checked = run_kubectl(["create", "--dry-run=server", "-f", "-"], text)
     if checked.returncode:
@@ -47,17 +49,23 @@ def create(text: str, file: Path, where: Sequence[str], *, private: bool) -> Non
         try:
             done = run_kubectl(["create", "-o", "name", "-f", "-"], text)
         except BaseException as error:
-            draft.replace(file)
+            kept, _ = _named(draft, file)
             if isinstance(error, ConfigError):
                 raise ConfigError(
                     f"{error} Whether the job was created is not known; `python -m trainkit jobs`"
-                    f" says it when the cluster answers. Manifest: {file}"
+                    f" says it when the cluster answers. Manifest: {kept}"
                 ) from None
             raise
         if done.returncode:
             draft.unlink()
             raise ConfigError(_refused(done, file.stem, _delete(done.stdout.split(), where)))
-        draft.replace(file)
+        kept, why = _named(draft, file)
+        if why:
+            raise ConfigError(
+                f"Job {file.stem} is created, but `jobs` will not know it: its manifest cannot be"
+                f" written to {file} ({why}), and is {kept}. To see it: kubectl get -f {kept}; to"
+                f" end it: kubectl delete -f {kept}"
+            )
 
 
 def end_with_job(name: str, where: Sequence[str]) -> None:
@@ -81,15 +89,23 @@ def end_with_job(name: str, where: Sequence[str]) -> None:
 
 
 def _draft(file: Path, text: str, private: bool) -> Path:
-    draft = file.with_suffix(".part")
-    draft.unlink(missing_ok=True)
+    # of a name of its own: two commands may create a job of one name at once
+    draft = file.with_name(f"{file.stem}.{secrets.token_hex(4)}.part")
     try:
-        draft.touch(0o600 if private else 0o644)
+        draft.touch(0o600 if private else 0o644, exist_ok=False)
         draft.write_text(text)
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
     return draft
+
+
+def _named(draft: Path, file: Path) -> tuple[Path, str]:
+    """Give a manifest its name; return where it is then, and why not there, "" if it is."""
+    try:
+        return draft.replace(file), ""
+    except OSError as error:
+        return draft, error.strerror or type(error).__name__
 
 
 def _delete(objects: Sequence[str], where: Sequence[str]) -> list[str]:
