@@ -52,12 +52,14 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "a job of launcher=kubernetes may start several times",
         ),
         (
-            ["ckpt_path=last"],
+            ["ckpt_path=/runs/other/checkpoints/last"],
             (
-                "ckpt_path is 'last', and each start of a job of launcher=kubernetes resumes from"
-                " its own run's"
+                "ckpt_path is '/runs/other/checkpoints/last', and each start of a job of"
+                " launcher=kubernetes resumes from its own run's last checkpoint. To begin at this"
+                " one, while there is none of the run's own, give resume=auto beside it"
             ),
         ),
+        (["ckpt_path=last", "resume=auto"], "two checkpoints of this run"),
         (["launcher.nodes=none"], "launcher.nodes"),
         (["launcher.node=2"], "launcher.node"),
         ([], "There is no kubectl on this machine."),
@@ -71,6 +73,17 @@ def test_what_cannot_run_is_refused(
     text = capsys.readouterr().err
     assert text.count("Error: ") == 1 and message in text and len(text) < 1200, text
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["Job", "JobSet", "TrainJob", "MPIJob", "RayJob"])
+def test_a_run_may_begin_at_another_ones_checkpoint(
+    kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each start has both words: a later one resumes from the run's own."""
+    words = ["ckpt_path=/runs/other/checkpoints/last", "resume=auto", f"launcher.kind={kind}"]
+    assert main("fit", [*OWN, *words, "launcher.dry_run=true"]) == 0
+    text = capsys.readouterr().out
+    assert text.count("ckpt_path=/runs/other/checkpoints/last") == text.count("resume=auto") == 1
 
 
 def test_the_runs_folder_is_one_of_the_pods(

@@ -139,11 +139,13 @@ class KubernetesLauncher(JobLauncher):
 
     def launch(self, fit: FitConfig, arguments: Sequence[str]) -> int:
         """Create a job that runs the command; see `run`."""
-        if (ckpt_path := fit.config.get("ckpt_path")) is not None:
+        ckpt_path = fit.config.get("ckpt_path")
+        if ckpt_path is not None and not fit.config.get("resume"):
             raise ConfigError(
                 f"ckpt_path is '{ckpt_path}', and each start of a job of launcher=kubernetes"
-                " resumes from its own run's last checkpoint. To begin with the weights of another"
-                " run use init_weights=PATH; to resume one give its run_dir."
+                " resumes from its own run's last checkpoint. To begin at this one, while there is"
+                " none of the run's own, give resume=auto beside it; to begin with its weights"
+                " alone use init_weights=PATH; to resume its run give its run_dir."
             )
         own = without(arguments, "resume", "launcher")
         arguments = [*own, override("run_dir", fit.run_dir), "resume=auto"]
