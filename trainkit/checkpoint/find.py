@@ -145,7 +145,7 @@ def _find(
     try:
         with ExitStack() as stack:
             if ckpt_path == "last" or requested == "auto":
-                newest = _newest(stores, say, reader, stack, requested)
+                newest = _newest(stores, say, reader, stack, requested, other)
                 if newest is not None or not other:
                     yield newest
                     return
@@ -165,10 +165,10 @@ def _find(
 
 
 def _newest(
-    stores: Sequence[Store], say: Say, reader: _Finder, stack: ExitStack, requested: str
+    stores: Sequence[Store], say: Say, reader: _Finder, stack: ExitStack, requested: str, other: str
 ) -> tuple[str, Path] | None:
-    """Return the newest complete checkpoint as (path or URL, its
-    folder on this machine), or None.
+    """Return the newest complete checkpoint as (path or URL, its folder on this machine), or None:
+    then `other` is read, if any.
     """
     weights_alone = ""
     damaged = ""
@@ -184,10 +184,8 @@ def _newest(
         weights_alone = store.path_of(name)
     if requested == "auto" and not damaged:
         if weights_alone:
-            say(
-                f"{weights_alone} holds only weights: there is nothing to resume from, a new run"
-                " starts."
-            )
+            then = f"the run begins at {other}" if other else "a new run starts"
+            say(f"{weights_alone} holds only weights: there is nothing to resume from, {then}.")
         return None
     if weights_alone:
         raise CheckpointError(

@@ -159,6 +159,14 @@ def test_auto_may_name_another_checkpoint_to_begin_with(tmp_path: Path) -> None:
     (store.folder / "a" / "manifest.json").write_text("{}")
     with pytest.raises(CheckpointError, match=ALL_DAMAGED):
         load(path, [store], line(), resume=True)
+    said: list[str] = []
+    store.write("a", snapshot())
+    loaded = load(path, [store], line(), resume=True, say=said.append)
+    assert loaded is not None and loaded[0] == other.path_of("b")
+    assert said == [
+        f"{store.path_of('a')} holds only weights: there is nothing to resume from, the run begins"
+        f" at {other.path_of('b')}."
+    ]
 
 
 def test_a_run_cannot_resume_from_weights_only(tmp_path: Path) -> None:
