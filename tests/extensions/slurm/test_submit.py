@@ -341,6 +341,7 @@ def test_variables_of_the_shell_do_not_replace_settings(
     variables |= {"ERROR": "elsewhere", "WAIT": "1"}
     for name, value in variables.items():
         monkeypatch.setenv(f"SBATCH_{name}", value)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "3")  # of the job that submits: sbatch passes it on
     words = ("launcher.partition=gpu", 'launcher.constraint="a100&ib"', "launcher.requeue=false")
     assert run("run_dir=my 50% run", *words) == 0, capsys.readouterr().err
     given = (tmp_path / "given").read_text().splitlines()
@@ -349,8 +350,8 @@ def test_variables_of_the_shell_do_not_replace_settings(
     assert f"--output={tmp_path}/my 50%% run/slurm/%j.out" in given
     lines = (tmp_path / "script").read_text().splitlines()
     assert len([line for line in lines if line.startswith("#SBATCH ")]) == len(given) - 1
-    left = re.findall("^SBATCH_(.*)=", (tmp_path / "env").read_text(), re.MULTILINE)
-    assert sorted(left) == ["PARTITION", "RESERVATION"]
+    left = re.findall("^(SBATCH_.*|SLURM_RES.*)=", (tmp_path / "env").read_text(), re.MULTILINE)
+    assert sorted(left) == ["SBATCH_PARTITION", "SBATCH_RESERVATION"]
 
 
 @pytest.mark.parametrize(

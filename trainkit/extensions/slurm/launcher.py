@@ -35,8 +35,9 @@ _NEVER = {
     "PartitionTimeLimit": "launcher.time",
 }
 _FIRST = ("", "PartitionConfig")  # reasons of a job that Slurm's scheduler has not looked at yet
-# Several jobs of one run, errors in another file, a wait for its end: no option undoes these.
-_NOT_OF_A_RUN = ("SBATCH_ARRAY_INX", "SBATCH_ERROR", "SBATCH_WAIT")
+# Several jobs of one run, errors in another file, a wait for its end: no option undoes these. The
+# last is how often the job that submits was queued again, which sbatch passes on.
+_NOT_OF_A_RUN = ("SBATCH_ARRAY_INX", "SBATCH_ERROR", "SBATCH_WAIT", "SLURM_RESTART_COUNT")
 _ASKS = 4
 _ASK_AGAIN_S = 1.0
 
