@@ -49,22 +49,22 @@ def create(text: str, file: Path, where: Sequence[str], *, private: bool) -> Non
         try:
             done = run_kubectl(["create", "-o", "name", "-f", "-"], text)
         except BaseException as error:
-            kept, _ = _named(draft, file)
+            path, _ = _named(draft, file)
             if isinstance(error, ConfigError):
                 raise ConfigError(
                     f"{error} Whether the job was created is not known; `python -m trainkit jobs`"
-                    f" says it when the cluster answers. Manifest: {kept}"
+                    f" says it when the cluster answers. Manifest: {path}"
                 ) from None
             raise
         if done.returncode:
             draft.unlink()
             raise ConfigError(_refused(done, file.stem, _delete(done.stdout.split(), where)))
-        kept, why = _named(draft, file)
+        path, why = _named(draft, file)
         if why:
             raise ConfigError(
                 f"Job {file.stem} is created, but `jobs` will not know it: its manifest cannot be"
-                f" written to {file} ({why}), and is {kept}. To see it: kubectl get -f {kept}; to"
-                f" end it: kubectl delete -f {kept}"
+                f" written to {file} ({why}), and is {path}. To see it: kubectl get -f {path}; to"
+                f" end it: kubectl delete -f {path}"
             )
 
 
