@@ -190,6 +190,20 @@ def test_host_keys_are_checked(
     assert f"-o StrictHostKeyChecking={expected} " in (tmp_path / "arguments").read_text()
 
 
+@pytest.mark.parametrize(("name", "expected"), [("USR1", None), ("TERM", None), ("KILL", -9)])
+def test_a_signal_to_ssh_says_nothing_of_its_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, expected: int | None
+) -> None:
+    """Slurm's reaches all processes of a step: the worker is lost to the driver, and saves. Ours is
+    SIGKILL, where a host does not answer.
+    """
+    stand_in = tmp_path / "ssh"
+    stand_in.write_text(f"#!/bin/sh\nkill -{name} $$\n")
+    stand_in.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert finished(RemoteProcess("node2", None, None, ["true"], {})) == expected
+
+
 def test_what_belongs_to_this_host_is_not_sent() -> None:
     """Nor names that no shell can export, or that a shell refuses to set."""
     environ = {

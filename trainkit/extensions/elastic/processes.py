@@ -138,7 +138,8 @@ class RemoteProcess(Process):
 
     def _ended_with(self, code: int) -> int | None:
         self._lines.put("")  # ends _write
-        return None if code == 255 else code_of(code)
+        was_signalled = code < 0 and code != -signal.SIGKILL  # ssh itself, as by Slurm
+        return None if code == 255 or was_signalled else code_of(code)
 
 
 def code_of(code: int) -> int:
