@@ -16,12 +16,12 @@ from trainkit.cli.run import main
 from trainkit.config.compose import run
 from trainkit.config.roles import roles_of
 from trainkit.errors import ConfigError, EngineError
+from trainkit.extensions.jobs.overrides import override
 from trainkit.extensions.ray import connection
 from trainkit.extensions.ray.backend import WorkerProgram, cause_of, fault_of
 from trainkit.extensions.ray.cluster import connected
 from trainkit.extensions.ray.launcher import RayLauncher
 from trainkit.extensions.ray.options import RayOptions
-from trainkit.launch.overrides import override
 
 
 def refused(

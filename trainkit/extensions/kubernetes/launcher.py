@@ -8,12 +8,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from trainkit.errors import ConfigError
+from trainkit.extensions.jobs.overrides import override, without
 from trainkit.extensions.kubernetes import schemas
 from trainkit.extensions.kubernetes.creation import create, end_with_job
 from trainkit.extensions.kubernetes.manifest import manifest_of, objects_of
 from trainkit.extensions.kubernetes.options import name_of, options_of
 from trainkit.launch.job_launcher import FitConfig, JobLauncher, engine_of_ranks
-from trainkit.launch.overrides import override, without
 from trainkit.safety.masking import is_secret, masked_arguments
 
 # of manifests, where the command was typed: the run's own folder is in the cluster

@@ -12,10 +12,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trainkit.extensions.jobs.overrides import override
 from trainkit.extensions.ray.options import ELASTIC, options_of, refuse_shared_gpus, stop_seconds
 from trainkit.extensions.ray.tuning.link import is_trial
 from trainkit.launch.job_launcher import FitConfig, JobLauncher
-from trainkit.launch.overrides import override
 
 _OF_TORCH = ("ddp", "fsdp")  # engines whose ranks meet through the driver, without Horovod
 

@@ -10,6 +10,7 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from trainkit.errors import ConfigError
+from trainkit.extensions.jobs.overrides import override
 from trainkit.extensions.ray.tuning.command import (
     SearchStopped,
     ranks_of,
@@ -20,7 +21,6 @@ from trainkit.extensions.ray.tuning.search import SearchEnd, grace_of
 from trainkit.extensions.ray.tuning.words import Drawn, read_search
 from trainkit.extensions.reports.show.best import command_of
 from trainkit.extensions.reports.show.files import read_any
-from trainkit.launch.overrides import override
 from trainkit.run.goal import Goal, write_goal
 
 LR = "search.optimizer.lr=loguniform(1e-4,1e-1)"

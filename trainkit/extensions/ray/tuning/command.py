@@ -16,6 +16,7 @@ from trainkit.config.launchers import launcher_of
 from trainkit.config.of_run import flat
 from trainkit.console import console_of, plural, short
 from trainkit.errors import ConfigError, TrainkitError
+from trainkit.extensions.jobs.overrides import override
 from trainkit.extensions.ray.options import shown
 from trainkit.extensions.ray.tuning.search import Search, SearchEnd, search
 from trainkit.extensions.ray.tuning.usage import USAGE
@@ -24,7 +25,6 @@ from trainkit.extensions.reports.show.best import print_best
 from trainkit.extensions.reports.show.files import FinishedRun, read_any
 from trainkit.extensions.reports.show.table import print_table
 from trainkit.launch.environment import read_launcher
-from trainkit.launch.overrides import override
 from trainkit.run.goal import Goal, goal_of_config
 
 if TYPE_CHECKING:

@@ -21,10 +21,10 @@ from typing import Any
 
 from trainkit.arguments import show
 from trainkit.errors import ConfigError, TrainkitError
+from trainkit.extensions.jobs.overrides import override
 from trainkit.extensions.ray.connection import load_ray
 from trainkit.extensions.ray.options import options_of
 from trainkit.extensions.ray.tuning.job import END_S, TrialJob, run_job
-from trainkit.launch.overrides import override
 
 _THREAD = "trainkit trial"
 _LINES = 12  # of a job's output, for an error that is no error of trainkit's
