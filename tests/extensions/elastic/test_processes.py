@@ -302,10 +302,10 @@ def test_a_signal_to_all_processes_of_a_step_leaves_the_reaper() -> None:
     """Slurm's `--signal=USR1@60` may reach it too: it still ends the workers of a killed driver."""
     reaper = Reaper()
     status = Path(f"/proc/{reaper._process.pid}/status")
-    hup = 1 << (signal.SIGHUP - 1)  # the last signal that it ignores when it starts
+    usr1 = 1 << (signal.SIGUSR1 - 1)  # under nohup it would ignore SIGHUP from the first
     ignored = re.compile(r"SigIgn:\s*(\w+)")
     wait_until(
-        lambda: bool(int(ignored.findall(status.read_text())[0], 16) & hup),
+        lambda: bool(int(ignored.findall(status.read_text())[0], 16) & usr1),
         10,
         status.read_text,
     )
@@ -313,8 +313,10 @@ def test_a_signal_to_all_processes_of_a_step_leaves_the_reaper() -> None:
     try:
         reaper.tell("+", worker.pid)
         reaper._process.send_signal(signal.SIGUSR1)
-        reaper.close()  # as after the driver's death: the pipe closes
+        assert reaper._process.stdin is not None
+        reaper._process.stdin.close()  # as after the driver's death
         assert worker.wait(10) == -signal.SIGTERM
+        assert reaper._process.wait(10) == 0
     finally:
         worker.kill()
         worker.wait()
