@@ -417,20 +417,37 @@ def a_loader_with_its_own_iterator(kit: Framework) -> Any:
     return seen_by(kit, Wrapped)
 
 
-@equal
-def several_validation_loaders(kit: Framework) -> Any:
-    """Several validation loaders, and the names of what they log."""
+def validated(kit: Framework, loaders: Any) -> dict[str, float]:
+    """Return the values of validation, after a fit with these loaders."""
     trainer = kit.trainer()
 
     def validation_step(self: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         self.log("val_loss", self.loss(batch))
 
-    trainer.fit(kit.line(validation_step=validation_step), data(), [data(), data(16)])
+    trainer.fit(kit.line(validation_step=validation_step), data(), loaders)
     return {
         name: round(float(value), 4)
         for name, value in trainer.callback_metrics.items()
         if "val" in name
     }
+
+
+@equal
+def several_validation_loaders(kit: Framework) -> Any:
+    """Several validation loaders, and the names of what they log."""
+    return validated(kit, [data(), data(16)])
+
+
+@equal
+def a_dict_of_one_validation_loader(kit: Framework) -> Any:
+    """A dict of one validation loader logs without a suffix."""
+    return validated(kit, {"mine": data()})
+
+
+@differs("There val_loss/dataloader_idx_0 and so on; here val_loss/KEY, by the dict's keys.")
+def a_dict_of_validation_loaders(kit: Framework) -> Any:
+    """A dict of several validation loaders, and the names of what they log."""
+    return validated(kit, {"near": data(), "far": data(16)})
 
 
 @equal

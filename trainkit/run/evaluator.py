@@ -269,8 +269,8 @@ class Evaluator:
             takes_index = "dataloader_idx" in inspect.signature(step).parameters
             for index, feed in enumerate(feeds):
                 more = (index,) * takes_index
-                suffix = feed.name or (f"dataloader_idx_{index}" if len(feeds) > 1 else "")
-                log = MetricLog(f"/{suffix}" if suffix else "")
+                suffix = feed.name or f"dataloader_idx_{index}"
+                log = MetricLog(f"/{suffix}" if len(feeds) > 1 else "")
                 log.new_step(is_read=False)  # an evaluation logs no steps
                 # no_grad, not inference_mode: a table that a model caches from here must be good
                 # for training too.
