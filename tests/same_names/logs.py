@@ -329,9 +329,10 @@ def swa(kit: Framework) -> Any:
     return weights(task)
 
 
-@equal
-def freezing(kit: Framework) -> Any:
-    """BaseFinetuning: freeze, and unfreeze_and_add_param_group."""
+def thawed(kit: Framework, make: Any = None, lr: float | None = 0.01, **settings: Any) -> Any:
+    """Train with a layer that is frozen until a group of its own is added in the second epoch;
+    return the weights. `make` makes a scheduler.
+    """
     from tests.same_names.kit import weights
 
     class Milestones(kit.callbacks.BaseFinetuning):  # type: ignore[name-defined, misc]
@@ -340,7 +341,7 @@ def freezing(kit: Framework) -> Any:
 
         def finetune_function(self, pl_module: Any, epoch: int, optimizer: Any) -> None:
             if epoch == 1:
-                self.unfreeze_and_add_param_group(pl_module.layer, optimizer, lr=0.01)
+                self.unfreeze_and_add_param_group(pl_module.layer, optimizer, lr=lr)
 
     def __init__(self: Any) -> None:
         type(self).__mro__[1].__init__(self)
@@ -350,11 +351,42 @@ def freezing(kit: Framework) -> Any:
         return (self(batch[0]) + self.other(batch[0]) - batch[1]).pow(2).mean()
 
     def configure_optimizers(self: Any) -> Any:
-        return torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=0.05)
+        optimizer = torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=0.05)
+        if make is None:
+            return optimizer
+        schedule = {"scheduler": make(optimizer), "monitor": "val_loss"}
+        return {"optimizer": optimizer, "lr_scheduler": schedule}
 
     task = kit.line(__init__=__init__, loss=loss, configure_optimizers=configure_optimizers)
-    kit.trainer(callbacks=[Milestones()], max_epochs=3).fit(task, data())
+    settings = {"callbacks": [Milestones()], "max_epochs": 3} | settings
+    kit.trainer(**settings).fit(task, data(), data())
     return weights(task)
+
+
+@equal
+def freezing(kit: Framework) -> Any:
+    """BaseFinetuning: freeze, and unfreeze_and_add_param_group."""
+    return thawed(kit)
+
+
+@equal
+def freezing_under_schedulers(kit: Framework) -> Any:
+    """unfreeze_and_add_param_group under ReduceLROnPlateau, ChainedScheduler and SequentialLR."""
+    from torch.optim import lr_scheduler as kinds
+
+    def sequence(optimizer: Any) -> Any:
+        parts = [kinds.LinearLR(optimizer, total_iters=2), kinds.ExponentialLR(optimizer, 0.9)]
+        return kinds.SequentialLR(optimizer, parts, [1])
+
+    def chain(optimizer: Any) -> Any:
+        return kinds.ChainedScheduler([kinds.ExponentialLR(optimizer, rate) for rate in (0.9, 0.8)])
+
+    def plateau(optimizer: Any) -> Any:
+        return kinds.ReduceLROnPlateau(
+            optimizer, patience=0, threshold=1e9, factor=0.1, min_lr=0.002
+        )
+
+    return [thawed(kit, make, max_epochs=5) for make in (plateau, chain, sequence)]
 
 
 @equal

@@ -27,7 +27,7 @@ from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from trainkit.arguments import not_logged
 from trainkit.errors import WEIGHTS_ALONE, CheckpointError, TaskError
@@ -48,6 +48,7 @@ from trainkit.optim.users_rates import UsersRates
 # Absolute rates of schedulers, which are scaled as a group's `lr` is: lists, and one number.
 _SCHEDULER_RATES = ("base_lrs", "min_lrs", "max_lrs")
 _SCHEDULER_RATE = "eta_min"
+_OF_GROUPS = {"base_lrs", "min_lrs", "lr_lambdas"}  # of schedulers: an entry for each group
 _ABSOLUTE = "{} computes rates itself: lr_scaling's factor of {:g} reaches no rate of its own."
 
 
@@ -176,9 +177,9 @@ class LearningRates:
                     self._momenta.insert(place, Momentum(float(group.get("momentum", 0.0))))
                 own = of_torch(c for c in self._schedules if c.scheduler.optimizer is optimizer)
                 for scheduler in own:
-                    scheduler.base_lrs.append(rate)
-                    if isinstance(scheduler, LambdaLR):
-                        scheduler.lr_lambdas.append(scheduler.lr_lambdas[-1])
+                    for name in _OF_GROUPS & vars(scheduler).keys():
+                        values = getattr(scheduler, name)
+                        values.append(rate if name == "base_lrs" else values[-1])
                 place += 1
             self._users.sizes[number] = len(optimizer.param_groups)
 

@@ -4,12 +4,14 @@ the backbone's rates, and resuming.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.optim import lr_scheduler as sched
 
 from tests.helpers.threads import World
 from tests.helpers.toy import Line, Recorder, fill, loader, quiet, weights
@@ -344,6 +346,68 @@ def test_a_run_with_such_a_group_is_resumed(ranks: int, tmp_path: Path) -> None:
         for (rates, tensors), (expected, others) in zip(resumed, whole, strict=True):
             assert rates == expected and len(rates) == 2
             assert all(torch.equal(one, other) for one, other in zip(tensors, others, strict=True))
+
+
+KINDS: dict[str, Callable[[Any], Any]] = {
+    "plateau": lambda own: sched.ReduceLROnPlateau(own, patience=0, threshold=1e9, min_lr=0.002),
+    "multiplicative": lambda own: sched.MultiplicativeLR(own, lambda epoch: 0.5),
+    "chain": lambda own: sched.ChainedScheduler(
+        [sched.ExponentialLR(own, 0.9), sched.LambdaLR(own, lambda epoch: 0.9**epoch)]
+    ),
+    "sequence": lambda own: sched.SequentialLR(
+        own, [sched.LinearLR(own, total_iters=1), sched.CosineAnnealingLR(own, 5)], [2]
+    ),
+    "cycle": lambda own: sched.CyclicLR(own, 0.01, 0.1),
+    "one cycle": lambda own: sched.OneCycleLR(own, 0.1, total_steps=9),
+}
+
+
+class Scheduled(TwoLayers):
+    """TwoLayers under a scheduler of epochs, by its name."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def configure_optimizers(self) -> Any:
+        """Return an optimizer of what is trained, under that scheduler."""
+        optimizer = torch.optim.SGD(
+            [p for p in self.parameters() if p.requires_grad], lr=0.05, momentum=0.9
+        )
+        schedule = {"scheduler": KINDS[self.kind](optimizer), "monitor": "train/loss"}
+        return {"optimizer": optimizer, "lr_scheduler": schedule}
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        """Log the loss."""
+        loss = super().training_step(batch, batch_idx)
+        self.log("train/loss", loss, on_step=False, on_epoch=True)
+        return loss
+
+
+@pytest.mark.parametrize("kind", ["plateau", "multiplicative", "chain", "sequence"])
+def test_a_group_is_added_under_any_scheduler(kind: str, tmp_path: Path) -> None:
+    """It moves with the first group, and the run resumes."""
+    ends = []
+    for folder, epochs in (("whole", [4]), ("parts", [2, 4])):
+        for number in epochs:
+            task = Scheduled(kind)
+            trainer = quiet(
+                tmp_path / folder, max_epochs=number, callbacks=[Late()], enable_checkpointing=True
+            )
+            ckpt_path = "last" if number != epochs[0] else None
+            trainer.fit(task, loader(16), ckpt_path=ckpt_path)
+        ends.append((trainer.run.rates.last(), weights(task)))
+    (whole, one), (parts, other) = ends
+    assert whole == parts and torch.equal(one, other)
+    assert len(whole) == 2 and whole[1] < 0.01
+
+
+@pytest.mark.parametrize("kind", ["cycle", "one cycle"])
+def test_a_group_under_a_cycle_is_refused(kind: str, tmp_path: Path) -> None:
+    """Such schedulers have limits for each group, which one that is added later lacks."""
+    words = r"unfreeze_and_add_param_group: (CyclicLR|OneCycleLR) has limits .*make_trainable"
+    with pytest.raises(TaskError, match=words):
+        quiet(tmp_path, max_epochs=3, callbacks=[Late()]).fit(Scheduled(kind), loader(16))
 
 
 def test_a_group_of_other_parameters_is_refused(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import CyclicLR, LRScheduler, OneCycleLR
 
 from trainkit.api.callback import Callback
 from trainkit.api.task import Task
@@ -21,7 +22,7 @@ from trainkit.api.view import RunView
 from trainkit.arguments import Fraction, NonNegativeInt, PositiveFloat, checked
 from trainkit.console import info
 from trainkit.errors import CheckpointError, ConfigError, TaskError, did_you_mean
-from trainkit.optim.scheduler_state import settings_of
+from trainkit.optim.scheduler_state import of_torch, settings_of
 
 
 class BaseFinetuning(Callback):
@@ -89,6 +90,9 @@ class BaseFinetuning(Callback):
                 group's, divided.
             initial_denom_lr: the divisor of that default.
             train_bn: train batch norms too; false leaves them frozen.
+
+        Raises:
+            TaskError: the scheduler has limits for each group (CyclicLR, OneCycleLR).
         """
         parts = [part for part in _parts(modules) if train_bn or not isinstance(part, _BatchNorm)]
         _train(parts)
@@ -101,6 +105,7 @@ class BaseFinetuning(Callback):
         ]
         first = float(optimizer.param_groups[0]["lr"])
         if new:
+            _check_schedulers(optimizer, of_torch(self._run.rates.schedules))
             rate = first / initial_denom_lr if lr is None else lr * self._factor
             optimizer.add_param_group({"params": new, "lr": rate})
 
@@ -296,6 +301,17 @@ def _check_optimized(
             " thaw, but no optimizer has it. Give configure_optimizers' optimizer all parameters,"
             " frozen ones too (decay_groups(self) does); do not filter by requires_grad."
         )
+
+
+def _check_schedulers(optimizer: Optimizer, schedulers: Iterable[LRScheduler]) -> None:
+    for scheduler in schedulers:
+        if scheduler.optimizer is optimizer and isinstance(scheduler, (CyclicLR, OneCycleLR)):
+            raise TaskError(
+                f"unfreeze_and_add_param_group: {type(scheduler).__name__} has limits for each"
+                " group from its start, and a group that is added has none. Give"
+                " configure_optimizers' optimizer all parameters, frozen ones too, and call"
+                " make_trainable here; or use another scheduler."
+            )
 
 
 def _check_groups(optimizers: Iterable[Optimizer], backbone: Iterable[nn.Parameter]) -> None:
