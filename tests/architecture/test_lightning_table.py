@@ -14,7 +14,6 @@ import pytest
 
 import trainkit
 from trainkit.api.lightning_arguments import TRAINER_TAKES
-from trainkit.api.lightning_names import TASK_METHODS
 from trainkit.api.task import Task
 from trainkit.extensions.names import lightning as advice
 from trainkit.run.lightning_names import SETTINGS
@@ -107,7 +106,7 @@ def is_here(title: str, name: str) -> bool:
     if title in ("Callbacks", "Loggers"):
         return name in trainkit.__all__
     if title == "LightningModule":
-        return hasattr(Task, name) and name not in TASK_METHODS
+        return hasattr(Task, name) and name not in advice.TASK_METHODS
     if title == "Trainer":
         run = {*dir(Run), *Run.__annotations__, *SETTINGS, "callback_metrics", "optimizers"}
         return hasattr(trainkit.Trainer, name) or name in run

@@ -16,7 +16,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from trainkit.api.callback import Callback, follows_task, in_order
-from trainkit.api.lightning_names import TASK_METHODS
 from trainkit.api.task import Task
 from trainkit.api.task_hooks import TASK_HOOKS
 from trainkit.api.view import RunView
@@ -220,11 +219,11 @@ def _check_task(task: Task, of_callbacks: Collection[str]) -> None:
     unknown hooks, and hooks that only Lightning has.
     """
     own = type(task)
-    for name, text in TASK_METHODS.items():
-        if callable(getattr(own, name, None)):
+    for name in sorted({*dir(own)} - {*dir(Task)}):
+        if callable(getattr(own, name)) and (text := advice("a method of a Task", name)):
             raise TaskError(
                 f"{own.__name__}.{name}() is a hook of Lightning, and none here: it would never be"
-                f" called. {text}"
+                f" called{text}"
             )
     if stray := _stray_hook(
         own, TASK_HOOKS | {"on_before_batch_transfer", "on_after_batch_transfer"}

@@ -39,34 +39,6 @@ LOG_ARGUMENTS: dict[str, str] = {
     "sync_dist_group": "leave it out: an epoch's value is always that of all ranks that train.",
 }
 
-_MODES = (
-    "Modes are set before an evaluation and restored after it; a part that you set to eval() stays"
-    " so. Use on_validation_start and on_validation_end, or those of test and predict."
-)
-
-TASK_METHODS: dict[str, str] = {
-    "on_validation_model_eval": _MODES,
-    "on_validation_model_train": _MODES,
-    "on_validation_model_zero_grad": "Gradients are set to None before each step.",
-    "on_test_model_eval": _MODES,
-    "on_test_model_train": _MODES,
-    "on_predict_model_eval": _MODES,
-    "training_epoch_end": "Use on_train_epoch_end.",
-    "validation_epoch_end": (
-        "Use on_validation_end, and log in validation_step: values are averaged over all samples."
-    ),
-    "test_epoch_end": (
-        "Use on_test_end, and log in test_step: values are averaged over all samples."
-    ),
-    "training_step_end": "Do it in training_step: each rank is a process of its own.",
-    "validation_step_end": "Do it in validation_step: each rank is a process of its own.",
-    "backward": (
-        "trainkit calls the loss's backward itself; on_before_backward and on_after_backward are"
-        " around it."
-    ),
-    "configure_sharded_model": "Use configure_model.",
-}
-
 
 def of_another_class(
     place: str, value: object, kind: str, has: Callable[[str], bool] = lambda name: False

@@ -11,9 +11,9 @@ import torch
 from tests.helpers.toy import Line
 from trainkit.api.callback import Callback
 from trainkit.api.dispatch import Hooks
-from trainkit.api.lightning_names import TASK_METHODS
 from trainkit.api.task_hooks import TASK_HOOKS
 from trainkit.errors import ConfigError, TaskError
+from trainkit.extensions.names.lightning import TASK_METHODS
 
 
 class Watch(Callback):

@@ -35,6 +35,7 @@ EXTENSION = Extension(
         "callbacks.early_stopping": f"{_OTHERS}.EARLY_STOPPING",
         "Callback": f"{_OTHERS}.HOOKS",
         "Task": f"{_OTHERS}.HOOKS",
+        "a method of a Task": f"{_LIGHTNING}.TASK_METHODS",
         "an optimizer's package": f"{_OTHERS}.OPTIMIZERS",
         "the data's class": f"{_OTHERS}.DATA",
         "RayData": f"{_OTHERS}.RAY_DATA",
@@ -43,6 +44,7 @@ EXTENSION = Extension(
         "ModelCheckpoint": f"{_OTHERS}.MODEL_CHECKPOINT",
         "callbacks.checkpoint": f"{_OTHERS}.MODEL_CHECKPOINT",
         "a checkpoint": f"{_LIGHTNING}.CHECKPOINT",
+        "load_from_checkpoint": f"{_LIGHTNING}.LOAD_FROM_CHECKPOINT",
     },
     remarks=(
         *(f"{_AROUND}.{name}" for name in ("unread", "alone", "scaled_twice")),

@@ -119,6 +119,34 @@ PACKAGE = {
     **_OTHERS,
 }
 
+_MODES = (
+    "Modes are set before an evaluation and restored after it; a part that you set to eval() stays"
+    " so. Use on_validation_start and on_validation_end, or those of test and predict."
+)
+
+TASK_METHODS: dict[str, str] = {
+    "on_validation_model_eval": _MODES,
+    "on_validation_model_train": _MODES,
+    "on_validation_model_zero_grad": "Gradients are set to None before each step.",
+    "on_test_model_eval": _MODES,
+    "on_test_model_train": _MODES,
+    "on_predict_model_eval": _MODES,
+    "training_epoch_end": "Use on_train_epoch_end.",
+    "validation_epoch_end": (
+        "Use on_validation_end, and log in validation_step: values are averaged over all samples."
+    ),
+    "test_epoch_end": (
+        "Use on_test_end, and log in test_step: values are averaged over all samples."
+    ),
+    "training_step_end": "Do it in training_step: each rank is a process of its own.",
+    "validation_step_end": "Do it in validation_step: each rank is a process of its own.",
+    "backward": (
+        "trainkit calls the loss's backward itself; on_before_backward and on_after_backward are"
+        " around it."
+    ),
+    "configure_sharded_model": "Use configure_model.",
+}
+
 # Entries of the dict that hooks of a checkpoint receive.
 CHECKPOINT = each(
     {
@@ -136,3 +164,11 @@ CHECKPOINT = each(
         ),
     }
 )
+
+LOAD_FROM_CHECKPOINT = {
+    "hparams_file": (
+        "A checkpoint holds what save_hyperparameters saved. In its place give the arguments of"
+        " __init__ by their names: load_from_checkpoint(path, **yaml.safe_load(open(FILE)))."
+    ),
+    "weights_only": "Leave it out: a checkpoint is always read without running code of it.",
+}
