@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from tests.same_names.kit import Framework, data, line_of, weights
-from tests.same_names.table import differs, equal
+from tests.same_names.table import differs, equal, refused
 
 
 def validations_of(kit: Framework, rows: int = 40, **settings: Any) -> Any:
@@ -750,3 +750,56 @@ def dropped_argument(kit: Framework) -> Any:
     kit.trainer(callbacks=[saving], enable_checkpointing=True).fit(task, data())
     loaded = Narrow.load_from_checkpoint(saving.best_model_path)
     return loaded.hparams["width"], dict(loaded.hparams), weights(loaded) == weights(task)
+
+
+def rebuilt(kind: Any, kit: Framework, given: Any, **loading: Any) -> Any:
+    """Train a Task of one argument, and return what load_from_checkpoint makes of it."""
+    saving = kit.callbacks.ModelCheckpoint(dirpath=str(kit.folder / "kept"))
+    task = kind(given)
+    kit.trainer(callbacks=[saving], enable_checkpointing=True, max_epochs=1).fit(task, data())
+    loaded = kind.load_from_checkpoint(saving.best_model_path, **loading)
+    return dict(loaded.hparams), loaded.used, weights(loaded) == weights(task), str(loaded.device)
+
+
+def of_a_config(kit: Framework) -> Any:
+    """Return the class of a Task that saves a config, which has a default."""
+
+    class Net(line_of(kit.Module)):  # type: ignore[misc]
+        def __init__(self, conf: Any = None) -> None:
+            super().__init__()
+            conf = conf or {"width": 1, "sizes": (1, 2)}
+            self.save_hyperparameters(conf)
+            self.used = conf["width"]
+
+    return Net
+
+
+@equal
+def built_of_one_config(kit: Framework) -> Any:
+    """load_from_checkpoint of save_hyperparameters(conf), a dict: given, and its default."""
+    given = {"width": 5, "sizes": (3,)}
+    return [
+        rebuilt(of_a_config(kit), kit._replace(folder=kit.folder / str(place)), conf)
+        for place, conf in enumerate((given, None))
+    ]
+
+
+@equal
+def built_of_one_config_with_changes(kit: Framework) -> Any:
+    """load_from_checkpoint(path, width=9) of save_hyperparameters(conf): conf has it."""
+    return rebuilt(of_a_config(kit), kit, {"width": 5}, width=9, map_location="cpu")
+
+
+@equal
+def built_on_a_device(kit: Framework) -> Any:
+    """load_from_checkpoint(path, map_location)."""
+    return rebuilt(of_a_config(kit), kit, {"width": 5}, map_location=torch.device("cpu"))
+
+
+@refused("load_from_checkpoint: hparams_file: A checkpoint holds what save_hyperparameters saved")
+def built_of_a_file(kit: Framework) -> Any:
+    """load_from_checkpoint(path, hparams_file=...)."""
+    kit.folder.mkdir()
+    file = kit.folder / "hparams.yaml"
+    file.write_text("width: 3")
+    return rebuilt(of_a_config(kit), kit, {"width": 5}, hparams_file=str(file))

@@ -16,15 +16,17 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from trainkit.api.hyperparameters import Configured
+from trainkit.api.hyperparameters import Configured, HyperParameters
 from trainkit.api.task_hooks import TaskHooks
+from trainkit.arguments import unknown
 from trainkit.checkpoint.format import MANIFEST, load_extra, read_manifest
 from trainkit.checkpoint.handed import Handed
 from trainkit.checkpoint.mismatch import listed
 from trainkit.checkpoint.places import local_copy
 from trainkit.checkpoint.weights import compare, load_into, read_config, read_weights
 from trainkit.console import info
-from trainkit.errors import CheckpointError
+from trainkit.errors import CheckpointError, TaskError
+from trainkit.extension import advice
 from trainkit.safety.masking import MASK, is_secret, masked
 
 _Module = TypeVar("_Module", bound=nn.Module)
@@ -36,7 +38,8 @@ def saved_arguments(task: Configured, secrets: Collection[str]) -> dict[str, Any
     Returns:
         `hparams`: those that JSON can hold, tuples as lists; `hparams_exact`: Python's literals of
         those that JSON would change (tuples, numbers as keys); `hparams_left_out`: names of the
-        others, without those that have their default.
+        others, without those that have their default; `hparams_of`: argument -> its entries, which
+        were saved in its place.
     """
     own = task.hparams
     held = {str(key): value for key, value in own.items() if _is_plain(value)}
@@ -51,9 +54,8 @@ def saved_arguments(task: Configured, secrets: Collection[str]) -> dict[str, Any
         defaults |= {name: parameter.default for name, parameter in parameters.items()}
     left_out = [k for k in own if k not in held | exact and own[k] is not defaults.get(k, inspect)]
     entries = {"hparams": masked(held, secrets), "hparams_exact": exact}
-    return {
-        key: value for key, value in (entries | {"hparams_left_out": left_out}).items() if value
-    }
+    entries |= {"hparams_left_out": left_out, "hparams_of": dict(task._saved_whole)}
+    return {key: value for key, value in entries.items() if value}
 
 
 def _is_literal(value: Any) -> bool:
@@ -84,6 +86,7 @@ def build_from(cls: type[_Module], path: str, strict: bool, given: Mapping[str, 
     Raises:
         CheckpointError: it is no checkpoint, is damaged, does not fit, or lacks arguments; names
             them.
+        TaskError: the class has no such argument.
     """
     with local_copy(path) as local:
         manifest = read_manifest(Path(local)) if (Path(local) / MANIFEST).is_file() else {}
@@ -91,9 +94,16 @@ def build_from(cls: type[_Module], path: str, strict: bool, given: Mapping[str, 
         config = read_config(local)
         extra = _extra_of(cls, Path(local))
     parameters = inspect.signature(cls).parameters
-    saved = _arguments_of(manifest)
-    known = {*saved, *manifest.get("hparams_left_out", ())}
-    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+    is_open = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    whole = {k: names for k, names in manifest.get("hparams_of", {}).items() if k in parameters}
+    changed = {name: given[name] for name in given if name in set().union(*whole.values())}
+    given = {name: given[name] for name in given if name not in changed or name in parameters}
+    for name in given:
+        if name not in parameters and (not is_open or advice("load_from_checkpoint", name)):
+            raise TaskError(unknown(f"load_from_checkpoint: {name}", name, [*parameters]))
+    saved = _arguments_of(manifest, whole, changed)
+    known = {*saved, *manifest.get("hparams_left_out", ()), *whole}
+    if not is_open:
         known &= parameters.keys()
     arguments = {name: saved[name] for name in saved if name in known} | dict(given)
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -133,14 +143,30 @@ def _extra_of(cls: type[nn.Module], folder: Path) -> dict[str, Any] | None:
 
 
 def _is_hidden(value: Any) -> bool:
+    if isinstance(value, HyperParameters):
+        return any(map(_is_hidden, value.values()))
     return isinstance(value, str) and (value == MASK or "${" in value)
 
 
-def _arguments_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
+def _arguments_of(
+    manifest: Mapping[str, Any], whole: Mapping[str, list[str]], changed: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the saved hyper-parameters, and the plain arguments of the Task's config,
-    if it was built from one.
+    if it was built from one. Those of `whole`, each saved by its entries, get all, with `changed`.
     """
     node = (manifest.get("config") or {}).get("task") or {}
     own = {k: v for k, v in node.items() if k[:1] != "_" and not isinstance(v, Mapping)}
-    exact = manifest.get("hparams_exact") or {}
-    return own | (manifest.get("hparams") or {}) | {k: ast.literal_eval(exact[k]) for k in exact}
+    exact = {k: ast.literal_eval(v) for k, v in (manifest.get("hparams_exact") or {}).items()}
+    saved = {**(manifest.get("hparams") or {}), **exact, **changed}
+    entries = set().union(*whole.values())
+    own |= {name: value for name, value in saved.items() if name not in entries}
+    return own | {k: _by_attribute(saved) for k in whole if saved.keys() >= {*whole[k]}}
+
+
+def _by_attribute(value: Any) -> Any:
+    """Return mappings, on any level, as ones whose entries are attributes too: an argument may have
+    been a namespace.
+    """
+    if not isinstance(value, Mapping):
+        return value
+    return HyperParameters({key: _by_attribute(item) for key, item in value.items()})

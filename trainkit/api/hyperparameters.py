@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Mapping, Sequence
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Any
 
 from trainkit.api.view import RunView
@@ -33,6 +33,8 @@ class Configured:
     _kind = "Task"  # for messages
     _trainer: RunView | None = None
     _not_logged: frozenset[str] = frozenset()
+    # argument of __init__ whose entries were saved -> their names
+    _saved_whole: Mapping[str, list[str]] = MappingProxyType({})
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes without the run, for copies and loader workers:
@@ -72,19 +74,27 @@ class Configured:
             TaskError: called outside of `__init__`, or there is no such argument.
         """
         own, left_out = type(self).__name__, {ignore} if isinstance(ignore, str) else set(ignore)
+        called = _arguments_of(self, inspect.currentframe())
+        whole = list[str]()
         if len(names) == 1 and not isinstance(names[0], str):
-            given = (
-                names[0] if isinstance(names[0], Mapping) else getattr(names[0], "__dict__", None)
-            )
+            given = _entries(names[0])
             if given is None or not all(isinstance(name, str) for name in given):
                 raise TaskError(
                     f"{own}.save_hyperparameters: {names[0]!r} cannot be saved; give a mapping with"
                     " texts as keys, or a namespace."
                 )
             arguments = dict(given)
+            left_out &= arguments.keys()  # of one that is built from a checkpoint, which lacks them
+            values = (called or {}).items() if arguments else ()
+            whole = [name for name, value in values if _entries(value) == arguments]
             names = ()
+        elif called is not None:
+            arguments = called
         else:
-            arguments = _arguments_of(self, inspect.currentframe())
+            raise TaskError(
+                f"{own}.save_hyperparameters() is called outside of {own}.__init__, so nothing is"
+                " saved."
+            )
         if strange := [name for name in (*names, *left_out) if name not in arguments]:
             raise TaskError(
                 f"{own}.save_hyperparameters: '{strange[0]}' is no argument of its"
@@ -92,6 +102,7 @@ class Configured:
             )
         chosen = {name: arguments[name] for name in names or arguments if name not in left_out}
         self.hparams.update(chosen)
+        self._saved_whole = {**self._saved_whole, **{name: list(chosen) for name in whole}}
         if not logger:
             self._not_logged = self._not_logged | chosen.keys()
 
@@ -109,12 +120,14 @@ class Configured:
         return self._trainer
 
 
-def _arguments_of(owner: object, frame: FrameType | None) -> dict[str, Any]:
-    """Return the arguments of the calls of `owner.__init__` that are in progress; the outermost, a
-    subclass's, comes last.
+def _entries(value: Any) -> Mapping[str, Any] | None:
+    """Return the entries of a mapping, or those of a namespace."""
+    return value if isinstance(value, Mapping) else getattr(value, "__dict__", None)
 
-    Raises:
-        TaskError: there is none.
+
+def _arguments_of(owner: object, frame: FrameType | None) -> dict[str, Any] | None:
+    """Return the arguments of the calls of `owner.__init__` that are in progress; the outermost, a
+    subclass's, comes last. None: there is no such call.
     """
     arguments: dict[str, Any] = {}
     calls = 0
@@ -132,10 +145,4 @@ def _arguments_of(owner: object, frame: FrameType | None) -> dict[str, Any]:
                 arguments |= values.get(code.co_varnames[place], {})
             calls += 1
         frame = frame.f_back
-    if not calls:
-        own = type(owner).__name__
-        raise TaskError(
-            f"{own}.save_hyperparameters() is called outside of {own}.__init__, so nothing is"
-            " saved."
-        )
-    return arguments
+    return arguments if calls else None

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from torch import Tensor, nn
+from torch import Tensor, device, nn
 
 from trainkit.api.datamodule import DataHooks
 from trainkit.api.fixed_hooks import FixedHooks
@@ -21,7 +21,7 @@ from trainkit.api.manual import ManualOptimization
 from trainkit.api.media_logging import LogsMedia
 from trainkit.api.step_call import call_step, has_step
 from trainkit.api.task_hooks import TaskHooks
-from trainkit.arguments import unknown
+from trainkit.arguments import illegal, unknown
 from trainkit.device.shards import is_spread, whole_of
 from trainkit.engine.deferred.values import Deferred
 from trainkit.errors import TaskError
@@ -305,21 +305,30 @@ class Task(
 
     @classmethod
     def load_from_checkpoint(
-        cls: type[_Task], checkpoint_path: str | Path, strict: bool = True, **arguments: Any
+        cls: type[_Task],
+        checkpoint_path: str | Path,
+        map_location: str | device | None = None,
+        *,
+        strict: bool = True,
+        **arguments: Any,
     ) -> _Task:
-        """Return a Task with a checkpoint's weights, on the CPU.
+        """Return a Task with a checkpoint's weights.
 
         Args:
             checkpoint_path: a checkpoint's folder (as runs/mine/checkpoints/best) or URL, or a file
                 of weights.
+            map_location: the Task's device. Default: the CPU.
             strict: whether all weights must match.
             arguments: of `__init__`, in place of those that `save_hyperparameters` saved; needed
                 for what is no plain value.
 
         Raises:
             CheckpointError: it cannot be read or does not fit, or arguments are missing.
+            TaskError: there is no such argument, or map_location is no device.
         """
-        return build_from(cls, str(checkpoint_path), strict, arguments)
+        if not isinstance(map_location, (str, device, type(None))):
+            raise TaskError(illegal("map_location", map_location, "a device, as 'cpu' or 'cuda:1'"))
+        return build_from(cls, str(checkpoint_path), strict, arguments).to(map_location or "cpu")
 
 
 def _check_others(name: str, other: Mapping[str, Any]) -> None:

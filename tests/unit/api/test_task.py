@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -298,6 +299,80 @@ def test_a_task_is_built_from_its_checkpoint(tmp_path: Path) -> None:
         Wide.load_from_checkpoint(str(tmp_path / "checkpoints" / "last"), rate=0.3).hparams.rate
         == 0.3
     )
+
+
+class Whole(Line):
+    """Saves the entries of its arguments."""
+
+    def __init__(self, act: Any, model: Any = None, **more: Any) -> None:
+        super().__init__()
+        self.given = (act, model)
+        self.save_hyperparameters(act)
+        self.save_hyperparameters(model, ignore="rate")
+        self.hparams.later = 3
+
+
+def trained(task: Task, folder: Path) -> Path:
+    """Train it, and return its checkpoint."""
+    quiet(folder, enable_checkpointing=True).fit(task, loader(8))
+    return folder / "checkpoints" / "last"
+
+
+def test_arguments_come_back_whole(tmp_path: Path) -> None:
+    """Those whose entries were saved: namespaces and mappings, by their attributes on any level."""
+    act = Namespace(width=5, sizes=(1, {"deep": 2}), inner={"deep": {"more": 1}})
+    folder = trained(Whole(act, {"rate": 0.1, "depth": 2}), tmp_path)
+    act, model = Whole.load_from_checkpoint(folder).given
+    assert (act.width, act.inner.deep.more, act.sizes) == (5, 1, (1, {"deep": 2}))
+    assert (model["depth"], model.later, "rate" in model) == (2, 3, False)
+    act, model = Whole.load_from_checkpoint(folder, act={"a": 1}, width=6).given
+    assert (act["a"], model.width) == (1, 6)
+
+
+@pytest.mark.parametrize("value", [nn.ReLU(), "${oc.env:HOME}"])
+def test_arguments_that_are_not_whole_are_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], value: Any
+) -> None:
+    """One that must be given is an error, and another is named."""
+    folder = trained(Whole({"width": value}, {}), tmp_path / "needed")
+    with pytest.raises(CheckpointError, match="does not hold the arguments act of Whole"):
+        Whole.load_from_checkpoint(folder)
+    if not isinstance(value, str):
+        folder = trained(Whole({"a": 1}, {"width": value}), tmp_path / "other")
+        capsys.readouterr()
+        with pytest.raises(TaskError, match="None cannot be saved"):  # by its own __init__
+            Whole.load_from_checkpoint(folder)
+        said = " ".join(capsys.readouterr().out.split())
+        assert "made with other values of model, width than the defaults of Whole" in said
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"widht": 1}, "load_from_checkpoint: widht is not a setting. Did you mean 'width'?"),
+        ({"hparams_file": "a.yaml"}, "load_from_checkpoint: hparams_file: A checkpoint holds"),
+        ({"weights_only": True}, "load_from_checkpoint: weights_only: Leave it out"),
+        (
+            {"map_location": {"cuda:1": "cpu"}},
+            "map_location is {'cuda:1': 'cpu'}; it must be a device",
+        ),
+    ],
+)
+def test_what_load_from_checkpoint_lacks_is_refused(tmp_path: Path, given: Any, words: str) -> None:
+    """Also of a class with **kwargs, which took the names of Lightning's for its own."""
+    folder = trained(Wide(5), tmp_path)
+    for kind in (Wide, Whole):
+        if kind is Wide or "widht" not in given:
+            with pytest.raises(TaskError) as raised:
+                kind.load_from_checkpoint(folder, **given)
+            assert str(raised.value).startswith(words)
+
+
+def test_a_task_is_built_on_a_device(tmp_path: Path) -> None:
+    """map_location is the Task's device, by its place or its name."""
+    folder = trained(Wide(5), tmp_path)
+    assert Wide.load_from_checkpoint(folder, "meta").device.type == "meta"
+    assert Wide.load_from_checkpoint(folder, map_location=torch.device("cpu")).device.type == "cpu"
 
 
 @pytest.mark.parametrize(
