@@ -666,6 +666,18 @@ def a_plateau_by_the_plain_name(kit: Framework) -> Any:
     return scheduled(kit, watched, {"training_step": training_step})
 
 
+@differs(
+    "There it moves after each epoch, by the last value again, so that patience counts epochs; here"
+    " after each validation, and a line says so."
+)
+def a_plateau_that_waits(kit: Framework) -> Any:
+    """ReduceLROnPlateau on a value of validation, with check_val_every_n_epoch=2."""
+    more = {"monitor": "val_loss", "strict": False}  # true: an error there in the first epoch
+    watched = lambda optimizer: {"scheduler": plateau(optimizer), **more}  # noqa: E731
+    members = {"val_dataloader": lambda self: data()}
+    return scheduled(kit, watched, members, check_val_every_n_epoch=2)
+
+
 @equal
 def a_monitor_beside_the_scheduler(kit: Framework) -> Any:
     """configure_optimizers that returns "monitor" beside "optimizer" and "lr_scheduler"."""

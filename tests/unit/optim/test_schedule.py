@@ -367,9 +367,12 @@ def test_a_group_can_have_a_share_of_its_rate() -> None:
     assert rates.current() == pytest.approx([0.05, 0.01])
 
 
-def test_plateau_waits_for_the_validations(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("every", "rate"), [(1, 0.5**5), (2, 0.5**2)])
+def test_plateau_waits_for_the_validations(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], every: int, rate: float
+) -> None:
     """ReduceLROnPlateau with check_val_every_n_epoch=2 moves
-    with each validation and not between.
+    with each validation and not between; a line says so.
     """
 
     class Plateau(Line):
@@ -384,10 +387,12 @@ def test_plateau_waits_for_the_validations(tmp_path: Path) -> None:
         def validation_step(self, batch: Any, batch_idx: int) -> None:
             self.log("const", 1.0)
 
-    trainer = quiet(tmp_path, max_epochs=6, check_val_every_n_epoch=2)
+    trainer = quiet(tmp_path, max_epochs=6, check_val_every_n_epoch=every)
     trainer.fit(Plateau(), loader(8), loader(8))
-    # three validations: the first sets the mark, two do not improve
-    assert trainer.run.rates.current() == [0.25]
+    # the first validation sets the mark, the others do not improve
+    assert trainer.run.rates.current() == [rate]
+    line = "so patience=0 counts validations, each of 2 epochs (check_val_every_n_epoch=2)"
+    assert " ".join(capsys.readouterr().out.split()).count(line) == (every > 1)
 
 
 class Ramp:

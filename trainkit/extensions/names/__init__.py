@@ -5,6 +5,7 @@ transformers.py   settings of transformers' TrainingArguments (docs/migrate.md)
 others.py         classes and calls of transformers' Trainer, Keras, Horovod, Accelerate and Ray
 surroundings.py   what other libraries have set up around a fit, and trainkit does not read
 unsaved.py        objects of a Task whose state no checkpoint holds
+plateaus.py       schedulers that wait for a validation
 lightning_configs.py   keys, classes and flags in configs of Lightning's users
 """
 
@@ -49,5 +50,6 @@ EXTENSION = Extension(
     remarks=(
         *(f"{_AROUND}.{name}" for name in ("unread", "alone", "scaled_twice")),
         "trainkit.extensions.names.unsaved.unsaved",
+        "trainkit.extensions.names.plateaus.waiting",
     ),
 )
