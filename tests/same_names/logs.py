@@ -389,6 +389,57 @@ def freezing_under_schedulers(kit: Framework) -> Any:
     return [thawed(kit, make, max_epochs=5) for make in (plateau, chain, sequence)]
 
 
+def of_a_backbone(kit: Framework, alone: bool = False, **settings: Any) -> Any:
+    """Train with a BackboneFinetuning that thaws after two epochs; return all weights.
+
+    Args:
+        alone: the optimizer has only what is trained at first.
+    """
+    from tests.same_names.kit import weights
+
+    def __init__(self: Any) -> None:
+        type(self).__mro__[1].__init__(self)
+        self.backbone = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+
+    def loss(self: Any, batch: Any) -> Any:
+        return (self(self.backbone(batch[0])) - batch[1]).pow(2).mean()
+
+    def configure_optimizers(self: Any) -> Any:
+        if alone:
+            return torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=0.02)
+        parts = [{"params": part.parameters()} for part in (self.layer, self.backbone)]
+        return torch.optim.SGD(parts, lr=0.02)
+
+    task = kit.line(__init__=__init__, loss=loss, configure_optimizers=configure_optimizers)
+    callback = kit.callbacks.BackboneFinetuning(2, **settings)
+    kit.trainer(callbacks=[callback], max_epochs=4).fit(task, data())
+    return weights(task)
+
+
+@refused("would be trained after a thaw, but no optimizer has it")
+def backbone_in_no_optimizer(kit: Framework) -> Any:
+    """BackboneFinetuning with an optimizer of the parameters that are trained at first."""
+    return of_a_backbone(kit, alone=True)
+
+
+@differs(
+    "There the backbone begins at a tenth of the first group's rate, doubled each epoch up to it;"
+    " here at its groups' rate, and a line says so: backbone_initial_ratio_lr=0.1 sets theirs."
+)
+def backbone(kit: Framework) -> Any:
+    """BackboneFinetuning(unfreeze_backbone_at_epoch=2): the backbone's rate."""
+    return of_a_backbone(kit)
+
+
+@differs(
+    "There batch norms are trained from the start, and are no part of the group that the thaw adds;"
+    " here they are frozen until then and trained from then on, and a line says so."
+)
+def backbone_without_norms(kit: Framework) -> Any:
+    """BackboneFinetuning(train_bn=False)."""
+    return of_a_backbone(kit, train_bn=False)
+
+
 @equal
 def lambda_callback(kit: Framework) -> Any:
     """LambdaCallback."""

@@ -187,16 +187,28 @@ def test_a_resumed_run_has_the_epochs_before(tmp_path: Path) -> None:
     assert watch.changed == [LINEAR]
 
 
-@pytest.mark.parametrize("epochs", [2, 9])
+@pytest.mark.parametrize(
+    ("epochs", "settings", "words"),
+    [
+        (9, {}, "in all 3 epochs."),
+        (2, {}, "before epoch 3. Then at its groups' rate, where Lightning begins at a tenth"),
+        (
+            2,
+            {"backbone_initial_ratio_lr": 0.25, "lr_growth": 1.5},
+            "before epoch 3. Then at 0.25 of its groups' rate, times 1.5 each epoch.",
+        ),
+        (2, {"train_bn": False}, "train_bn=False: its batch norms are frozen until then"),
+    ],
+)
 def test_it_says_what_is_frozen(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], epochs: int
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], epochs: int, settings: Any, words: str
 ) -> None:
-    """A line says what is not trained, and until when."""
-    quiet(tmp_path, max_epochs=3, callbacks=BackboneFinetuning(epochs, ["backbone.0", "head"])).fit(
-        Parts(), loader(8)
-    )
-    until = "in all 3 epochs" if epochs == 9 else "before epoch 3"
-    assert f"Finetuning: backbone.0, head not trained {until}." in capsys.readouterr().out
+    """A line says what is not trained, until when, and at which rate it is then."""
+    callback = BackboneFinetuning(epochs, ["backbone.0", "head"], **settings)
+    quiet(tmp_path, max_epochs=3, callbacks=callback).fit(Parts(), loader(8))
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Finetuning: backbone.0, head not trained" in said and words in said
+    assert said.count("Then at") == (epochs == 2)
 
 
 @pytest.mark.parametrize(

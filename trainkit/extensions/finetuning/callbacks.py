@@ -179,7 +179,7 @@ class BackboneFinetuning(BaseFinetuning):
         train_bn: train its batch norms from the start; false keeps them and their statistics frozen
             until then.
         backbone_initial_ratio_lr: its rate in its first epoch, as a fraction of its parameter
-            groups' rate. Below 1, the backbone needs groups of its own: decay_groups(self.backbone)
+            groups' rate; 0.1 in Lightning. Below 1, the backbone needs groups of its own: decay_groups(self.backbone)
             + decay_groups(self.head), say.
         lr_growth: factor on that fraction for each later epoch, up to 1.
     """
@@ -232,7 +232,23 @@ class BackboneFinetuning(BaseFinetuning):
                 if never
                 else f"before epoch {self.unfreeze_backbone_at_epoch + 1}"
             )
-            info(f"Finetuning: {', '.join(self.backbone)} not trained {until}.")
+            then = "" if never else f" {self._rate_in_words()}"
+            info(f"Finetuning: {', '.join(self.backbone)} not trained {until}.{then}")
+
+    def _rate_in_words(self) -> str:
+        ratio = self.backbone_initial_ratio_lr
+        text = f"Then at {ratio:g} of its groups' rate, times {self.lr_growth:g} each epoch."
+        if ratio == 1:
+            text = (
+                "Then at its groups' rate, where Lightning begins at a tenth of it and doubles that"
+                " each epoch: backbone_initial_ratio_lr=0.1 does the same."
+            )
+        if not self.train_bn:
+            text += (
+                " train_bn=False: its batch norms are frozen until then and trained from then on;"
+                " in Lightning they are trained from the start, at the first group's rate."
+            )
+        return text
 
     def on_train_epoch_start(self, trainer: RunView, task: Task) -> None:
         """Thaw, and set the backbone's fraction of the rate."""
