@@ -71,7 +71,7 @@ def test_killed_processes_are_replaced(
     """SIGKILL of a rank, then of the actor above another one, whose child ends too:
     no sample and no completed step is lost.
     """
-    # a start that is no fork (tests/helpers/forks.py): its parent is the actor
+    # a start without a fork (tests/helpers/forks.py): its parent is the actor
     real = "launcher.runtime_env={env_vars: {PYTHONHASHSEED: '0'}}"
     with started(tmp_path, real) as job:
         job.wait_for_step(3)

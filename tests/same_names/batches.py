@@ -89,8 +89,8 @@ def predictions_by_default(kit: Framework) -> Any:
     def forward(self: Any, batch: Any) -> Any:
         return self.layer(batch[0])
 
-    found = kit.trainer().predict(kit.line(forward=forward), data(8))
-    return [list(part.shape) for part in found]
+    predictions = kit.trainer().predict(kit.line(forward=forward), data(8))
+    return [list(part.shape) for part in predictions]
 
 
 @equal

@@ -26,6 +26,7 @@ from tests.same_names import (
     runs,
     steps,
 )
+from tests.same_names.kit import data
 from tests.same_names.kits import lightning_kit, trainkit_kit
 from tests.same_names.table import ROWS, ROWS_OF_RANKS, Row
 from trainkit.errors import TrainkitError
@@ -99,6 +100,31 @@ def test_a_line_says_that_a_steps_value_is_rank_0s(of_ranks: Any) -> None:
     """Of a value that is logged with sync_dist=True."""
     printed = of_ranks["trainkit's output"][0]["printed"]
     assert printed.count("log('rank', sync_dist=True): the value of a step is rank 0's") == 1
+
+
+def test_a_datamodule_of_lightnings_leaves_a_tasks_transfer_hooks(tmp_path: Path) -> None:
+    """Those that its base class has change nothing; one of its own comes before the Task's."""
+    there, here = lightning_kit(tmp_path / "lightning"), trainkit_kit(tmp_path / "trainkit")
+    seen: list[str] = []
+
+    class Theirs(there.DataModule):  # type: ignore[name-defined, misc]
+        def train_dataloader(self) -> Any:
+            return data(8)
+
+        def val_dataloader(self) -> Any:
+            return None
+
+        def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+            seen.append("before, of the DataModule")
+            return batch
+
+    def on_after_batch_transfer(self: Any, batch: Any, dataloader_idx: int) -> Any:
+        seen.append("after, of the Task")
+        return batch
+
+    task = here.line(on_after_batch_transfer=on_after_batch_transfer)
+    here.trainer(max_epochs=1).fit(task, datamodule=Theirs())
+    assert seen == ["before, of the DataModule", "after, of the Task"]
 
 
 def test_the_page_says_so() -> None:

@@ -255,7 +255,7 @@ def test_repeated_steps_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert {step for step, _ in fake.calls[1:-1]} == {4, 5, 6}
 
 
-def test_what_an_earlier_fit_has_logged_is_no_other_fits(
+def test_another_fit_logs_the_steps_that_an_earlier_one_has_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Steps are left out of a resumed run alone: not of its test, nor of the next fit."""
