@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from string import Formatter
 from typing import Any, ClassVar, Literal
 
 from trainkit.api.callback import Callback
@@ -23,6 +21,7 @@ from trainkit.arguments import (
     not_logged,
     seconds_of,
 )
+from trainkit.callbacks.checkpoint_names import FILENAME, check_filename, filled
 from trainkit.callbacks.retained_paths import RetainedPaths
 from trainkit.checkpoint.contents import AfterWriting
 from trainkit.checkpoint.places import make_store
@@ -52,7 +51,6 @@ class _Saved:
     is_left_out: bool = False
 
 
-_FILENAME = "epoch={epoch}-step={step}"
 _NEVER = _Saved((-1, -1, 0), math.nan, 0.0)
 
 
@@ -107,7 +105,7 @@ class ModelCheckpoint(RetainedPaths, Callback):
         train_time_interval: Duration | None = None,
         save_on_exception: bool = False,
         save_weights_only: bool = False,
-        filename: str | None = _FILENAME,
+        filename: str | None = FILENAME,
         dirpath: str | None = None,
         auto_insert_metric_name: bool = True,
         save_on_train_epoch_end: bool | None = None,
@@ -135,7 +133,7 @@ class ModelCheckpoint(RetainedPaths, Callback):
         self._interval_s = None if train_time_interval is None else seconds_of(train_time_interval)
         self.save_on_exception = save_on_exception
         self.save_weights_only = save_weights_only
-        self.filename = _check_filename(_FILENAME if filename is None else filename)
+        self.filename = check_filename(FILENAME if filename is None else filename)
         self.auto_insert_metric_name = auto_insert_metric_name
         self.save_on_train_epoch_end = save_on_train_epoch_end
         self.dirpath = (
@@ -252,7 +250,7 @@ class ModelCheckpoint(RetainedPaths, Callback):
             return
         self._settle(trainer)
         early = always or (state.current_epoch == 0 and not ended)  # values may be logged later
-        name = _fill(self.filename, trainer, early, self.auto_insert_metric_name) + end
+        name = filled(self.filename, trainer, early, self.auto_insert_metric_name) + end
         score = self._score(trainer, early)
         retention = self._retention
         is_finite = trainer.checkpoints.has_finite_weights(name) and _is_finite(
@@ -335,63 +333,6 @@ def _has_validated(trainer: RunView) -> bool:
 
 def _is_finite(monitor: str | None, trainer: RunView) -> bool:
     return monitor is None or math.isfinite(trainer.callback_metrics.get(monitor, 0.0))
-
-
-def _check_filename(filename: str) -> str:
-    try:
-        fields = [name for _, name, _, _ in Formatter().parse(filename) if name is not None]
-    except ValueError as error:
-        raise ConfigError(
-            f"ModelCheckpoint.filename is '{filename}', which cannot be filled in: {error}."
-        ) from error
-    if strange := [
-        name for name in fields if not name or name[0].isdigit() or "." in name or "[" in name
-    ]:
-        raise ConfigError(
-            f"ModelCheckpoint.filename is '{filename}', and '{{{strange[0]}}}' is no name; there"
-            ' are epoch, step, and the names of logged values, with "_" for "/".'
-        )
-    if (
-        "://" in filename
-        or Path(filename).is_absolute()
-        or ".." in Path(filename).parts
-        or not filename.isprintable()
-        or filename in LINKS
-    ):
-        raise ConfigError(
-            f"ModelCheckpoint.filename is {filename!r}; it must name a folder of its own, not the"
-            " links 'last' and 'best', and without '..', a leading '/', a URL or control"
-            " characters. To write elsewhere: dirpath=FOLDER."
-        )
-    return filename
-
-
-def _fill(filename: str, trainer: RunView, early: bool, inserts_names: bool) -> str:
-    """Return the name of a checkpoint;
-    if it is `early`, values that are not logged yet become nan.
-    """
-    pattern = re.sub(r"(?<!=)\{(\w[^{}:!]*)", r"\1={\1", filename) if inserts_names else filename
-    values = {k.replace("/", "_"): v for k, v in trainer.callback_metrics.items()}
-    known = values | {"epoch": trainer.current_epoch, "step": trainer.global_step}
-    try:
-        name = pattern.replace("/", "_").format_map(_Early(known) if early else known)
-    except (KeyError, ValueError) as error:
-        why = f"{error} is not known" if isinstance(error, KeyError) else str(error)
-        raise ConfigError(
-            f"ModelCheckpoint.filename is '{filename}', but {why}; there are epoch, step"
-            f"{''.join(', ' + name for name in sorted(values))}."
-        ) from error
-    if name.startswith(".") or name in ("", *LINKS):
-        raise ConfigError(
-            f"ModelCheckpoint.filename is '{filename}', which gives '{name}'; it must name a folder"
-            " of its own."
-        )
-    return name
-
-
-class _Early(dict[str, Any]):
-    def __missing__(self, name: str) -> float:
-        return math.nan
 
 
 def checkpoint_policies(callbacks: Sequence[Callback]) -> list[ModelCheckpoint]:
