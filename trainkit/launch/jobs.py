@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -65,13 +64,3 @@ class Cluster(Protocol):
         Raises:
             ConfigError: it is over, or the cluster does not answer.
         """
-
-
-def elapsed_of(seconds: float) -> str:
-    """Return a duration as Slurm writes it: 7:05, 1:07:05, 2-01:07:05."""
-    whole = timedelta(seconds=max(0, round(seconds)))
-    hours, rest = divmod(whole.seconds, 3600)
-    minutes, left = divmod(rest, 60)
-    if whole.days:
-        return f"{whole.days}-{hours:02d}:{minutes:02d}:{left:02d}"
-    return f"{hours}:{minutes:02d}:{left:02d}" if hours else f"{minutes}:{left:02d}"

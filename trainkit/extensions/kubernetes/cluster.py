@@ -13,10 +13,11 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from trainkit.errors import ConfigError
+from trainkit.extensions.jobs.elapsed import elapsed_of
 from trainkit.extensions.kubernetes.kubectl import error_of, run_kubectl
 from trainkit.extensions.kubernetes.launcher import FOLDER
 from trainkit.extensions.kubernetes.options import KINDS, NAME_LABEL
-from trainkit.launch.jobs import JobRow, elapsed_of
+from trainkit.launch.jobs import JobRow
 
 # The conditions of the five kinds, the ones that say most first.
 _ENDED = {

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.errors import ConfigError
+from trainkit.extensions.jobs.elapsed import elapsed_of
 from trainkit.extensions.ray.connection import load_ray
-from trainkit.launch.jobs import JobRow, elapsed_of
+from trainkit.launch.jobs import JobRow
 
 _ADDRESSES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")  # that `ray job` reads
 _STATES = {"SUCCEEDED": "COMPLETED", "STOPPED": "CANCELLED"}  # the others' names are Slurm's too
