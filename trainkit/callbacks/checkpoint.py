@@ -60,6 +60,7 @@ class ModelCheckpoint(RetainedPaths, Callback):
 
     Args:
         monitor: the logged value that decides which is best; None retains the newest.
+        verbose: print each save, and each step that is not saved since others are better.
         mode: whether less ("min") or more ("max") of it is better.
         save_top_k: how many are retained: the best, or the newest without `monitor`; -1 for all, 0
             for only the last.
@@ -88,7 +89,7 @@ class ModelCheckpoint(RetainedPaths, Callback):
         last_model_path: the path of the newest one; "" before the first.
     """
 
-    taken_arguments: ClassVar = dict.fromkeys(("verbose", "enable_version_counter"), nothing)
+    taken_arguments: ClassVar = {"enable_version_counter": nothing}
     role = "checkpoints"
     # a checkpoint includes the effects of the other callbacks' and the Task's hooks
     runs_last = True
@@ -97,6 +98,7 @@ class ModelCheckpoint(RetainedPaths, Callback):
         self,
         *,  # their order is another one in Lightning
         monitor: str | None = None,
+        verbose: bool = False,
         mode: Literal["min", "max"] = "min",
         save_top_k: int = 1,
         save_last: bool | Literal["link"] | None = True,
@@ -122,6 +124,7 @@ class ModelCheckpoint(RetainedPaths, Callback):
                 " that state out."
             )
         self.monitor = monitor
+        self.verbose = verbose
         self.mode = mode
         self.save_top_k = save_top_k
         self.save_last = bool(save_last)
@@ -266,6 +269,7 @@ class ModelCheckpoint(RetainedPaths, Callback):
         if not is_wanted and not trainer.engine.comm.broadcast_object(is_retained):
             self._saved = replace(self._saved, is_left_out=True)
             retention.leave_out()  # others are better
+            self._say(trainer, name, score, "is not saved: others are better")
             return
         retention.temporary = [] if is_retained else [name]
         last = retention.names.last if self.save_last else ""
@@ -274,6 +278,12 @@ class ModelCheckpoint(RetainedPaths, Callback):
         changes = AfterWriting({link: target for link, target in links.items() if target}, removed)
         written = trainer.checkpoints.save(self.store, name, self.save_weights_only, changes)
         retention.begin(name, before, written)
+        self._say(trainer, name, score, f"is saved; best is {retention.names.best or 'none'}")
+
+    def _say(self, trainer: RunView, name: str, score: float, outcome: str) -> None:
+        if self.verbose:
+            value = "" if self.monitor is None else f" ({self.monitor} = {score:g})"
+            trainer.say(f"Checkpoint {name}{value} {outcome}.")
 
     def save_now(self, trainer: RunView) -> bool:
         """Save this step, unless it is saved; return, on all ranks, whether it is on disk.

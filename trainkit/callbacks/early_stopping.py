@@ -24,6 +24,7 @@ class EarlyStopping(Callback):
         min_delta: a change smaller than this is no improvement.
         patience: epochs, or validations, without improvement after which the run ends (0: at the
             first one); for a validation value only epochs with a validation count.
+        verbose: print each improvement. Why it ends the run is printed always.
         mode: "min" if lower is better, "max" if higher is.
         check_finite: end the run when the value is not a finite number.
         stopping_threshold: end the run once the value is better than this.
@@ -42,23 +43,25 @@ class EarlyStopping(Callback):
 
     role = "early_stopping"
     monitors = True
-    taken_arguments: ClassVar = dict.fromkeys(("verbose", "log_rank_zero_only"), nothing)
+    taken_arguments: ClassVar = {"log_rank_zero_only": nothing}
 
     def __init__(
         self,
         monitor: str,
         min_delta: NonNegativeFloat = 0.0,
         patience: NonNegativeInt = 3,
+        verbose: bool = False,
         mode: Literal["min", "max"] = "min",
+        strict: bool = True,
         check_finite: bool = True,
         stopping_threshold: float | None = None,
         divergence_threshold: float | None = None,
-        strict: bool = True,
         check_on_train_epoch_end: bool | None = None,
     ) -> None:
         self.monitor = monitor
         self.min_delta = min_delta
         self.patience = patience
+        self.verbose = verbose
         self.mode = mode
         self.check_finite = check_finite
         self.stopping_threshold = stopping_threshold
@@ -115,6 +118,8 @@ class EarlyStopping(Callback):
             return
         sign = 1.0 if self.mode == "min" else -1.0
         if sign * value < sign * self.best_score - self.min_delta:
+            if self.verbose:
+                trainer.say(f"{self.monitor} = {value:g} is better than {self.best_score:g}.")
             self.best_score = value
             self.wait_count = 0
             return

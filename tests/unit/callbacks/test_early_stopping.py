@@ -176,9 +176,20 @@ def test_a_value_that_is_not_logged_can_be_waited_for(tmp_path: Path) -> None:
     assert trainer.current_epoch == 2
 
 
+def test_improvements_are_printed_if_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """verbose=True prints each one, and stands where Lightning has it."""
+    run(tmp_path, EarlyStopping("val/score", patience=1), [3.0, 2.0, 2.5])
+    assert "is better than" not in capsys.readouterr().out
+    run(tmp_path, EarlyStopping("val/score", 0.0, 1, True, "min"), [3.0, 2.0, 2.5])
+    printed = [line for line in capsys.readouterr().out.splitlines() if "is better than" in line]
+    assert printed == ["val/score = 3 is better than inf.", "val/score = 2 is better than 3."]
+
+
 def test_arguments_that_mean_nothing_here_are_taken() -> None:
     """The reason for a stop is always printed, by rank 0."""
-    EarlyStopping("val/score", verbose=True, log_rank_zero_only=True)  # type: ignore[call-arg]
+    EarlyStopping("val/score", log_rank_zero_only=True)  # type: ignore[call-arg]
 
 
 def test_a_second_fit_stops_early_by_itself(tmp_path: Path) -> None:

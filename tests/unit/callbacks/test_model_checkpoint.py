@@ -71,6 +71,20 @@ def target(folder: Path, link: str) -> str:
     return (folder / link).resolve().name
 
 
+def test_saves_and_steps_that_are_not_saved_are_printed_if_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """verbose=True names the checkpoint, its score and the best one."""
+    keeper = ModelCheckpoint(monitor="val/score", save_last=False, verbose=True)
+    run(tmp_path, keeper, [3.0, 4.0, 1.0])
+    printed = [line for line in capsys.readouterr().out.splitlines() if "Checkpoint epoch" in line]
+    assert printed == [
+        "Checkpoint epoch=0-step=2 (val/score = 3) is saved; best is epoch=0-step=2.",
+        "Checkpoint epoch=1-step=4 (val/score = 4) is not saved: others are better.",
+        "Checkpoint epoch=2-step=6 (val/score = 1) is saved; best is epoch=2-step=6.",
+    ]
+
+
 def test_without_a_monitor_the_newest_is_kept(tmp_path: Path) -> None:
     """By default one checkpoint is kept, that of the last epoch, and both links point to it."""
     folder = run(tmp_path, ModelCheckpoint(), [0, 0, 0])
