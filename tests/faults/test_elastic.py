@@ -468,5 +468,6 @@ def test_a_clock_that_jumps_changes_nothing(
     check(ended, undisturbed)
     assert ended.sizes == [2, 1, 2] and len(survivors(ended)) == 1
     manifest = json.loads((tmp_path / "run" / "checkpoints" / "last" / "manifest.json").read_text())
-    ago = datetime.now(timezone.utc) - datetime.fromisoformat(manifest["written"])
-    assert ago > timedelta(hours=1), "the clock did not jump"
+    # one of the hour ahead came before it: the newest has the newest time all the same
+    ahead = datetime.fromisoformat(manifest["written"]) - datetime.now(timezone.utc)
+    assert ahead > timedelta(minutes=50), "the clock did not jump"

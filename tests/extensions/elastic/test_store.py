@@ -282,6 +282,37 @@ def test_a_fork_holds_no_connection_open() -> None:
         assert job.stdout.readline() == "the peer has read b''\n"
 
 
+_OBJECTS = """
+import os, socket
+from trainkit.engine.ddp.sockets import Sockets
+
+sockets = Sockets()
+with sockets.opening():
+    listener = socket.create_server(("127.0.0.1", 0))
+    peer = socket.create_connection(listener.getsockname())
+if os.fork() == 0:
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(9)]
+    for copy in (listener, peer):
+        copy.close()
+    for file in files:
+        os.fstat(file)
+    print("its files are open", flush=True)
+    os._exit(0)
+os.wait()
+"""
+
+
+def test_objects_of_a_connection_close_no_file_of_a_fork() -> None:
+    """A loader worker's copies of Gloo's objects close their sockets when they are deleted: no
+    shared memory of a batch may have such a number by then. torch ends a worker whose batch is
+    closed that way.
+    """
+    job = subprocess.run(
+        [sys.executable, "-c", _OBJECTS], capture_output=True, text=True, timeout=60
+    )
+    assert job.stdout == "its files are open\n", job.stderr
+
+
 def test_threads_share_a_connection(stores: Stores) -> None:
     """A checkpoint's thread and that of copies leave and take reports at the same time."""
     store, failed = stores.of(), list[BaseException]()

@@ -64,11 +64,15 @@ class Sockets:
 
     @classmethod
     def close_copies(cls) -> None:
-        """Close this process's copies: it was forked."""
+        """Close this process's copies: it was forked. Their numbers stay taken, since Gloo's copies
+        of its objects close them again when they are deleted, whatever has the number by then.
+        """
+        nothing = os.open(os.devnull, os.O_RDONLY)
         for sockets in cls._all:
             for number in sockets._present():
-                os.close(number)
+                os.dup2(nothing, number, inheritable=False)
             sockets._opened = {}
+        os.close(nothing)
 
 
 os.register_at_fork(after_in_child=Sockets.close_copies)
