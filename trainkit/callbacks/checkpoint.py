@@ -196,7 +196,7 @@ class ModelCheckpoint(RetainedPaths, Callback):
 
     def on_train_epoch_end(self, trainer: RunView, task: Task) -> None:
         # a step that was saved before its validation
-        is_scored = self._saved.at[0] == trainer.global_step and self._has_new_score(trainer)
+        is_scored = self._saved.at[0] == trainer.global_step and _has_new_score(self, trainer)
         if is_scored or _is_nth(self.every_n_epochs, trainer.current_epoch + 1):
             self.save(trainer)
 
@@ -249,7 +249,7 @@ class ModelCheckpoint(RetainedPaths, Callback):
         here = (state.global_step, state.current_epoch + ended, int(state.owes_validation))
         again = here[0] == self._saved.at[0]
         is_known = here == self._saved.at and not (always and self._saved.is_left_out)
-        if is_known and not self._has_new_score(trainer):
+        if is_known and not _has_new_score(self, trainer):
             return
         self._settle(trainer)
         early = always or (state.current_epoch == 0 and not ended)  # values may be logged later
@@ -269,7 +269,7 @@ class ModelCheckpoint(RetainedPaths, Callback):
         if not is_wanted and not trainer.engine.comm.broadcast_object(is_retained):
             self._saved = replace(self._saved, is_left_out=True)
             retention.leave_out()  # others are better
-            self._say(trainer, name, score, "is not saved: others are better")
+            _say(self, trainer, name, score, "is not saved: others are better")
             return
         retention.temporary = [] if is_retained else [name]
         last = retention.names.last if self.save_last else ""
@@ -278,12 +278,7 @@ class ModelCheckpoint(RetainedPaths, Callback):
         changes = AfterWriting({link: target for link, target in links.items() if target}, removed)
         written = trainer.checkpoints.save(self.store, name, self.save_weights_only, changes)
         retention.begin(name, before, written)
-        self._say(trainer, name, score, f"is saved; best is {retention.names.best or 'none'}")
-
-    def _say(self, trainer: RunView, name: str, score: float, outcome: str) -> None:
-        if self.verbose:
-            value = "" if self.monitor is None else f" ({self.monitor} = {score:g})"
-            trainer.say(f"Checkpoint {name}{value} {outcome}.")
+        _say(self, trainer, name, score, f"is saved; best is {retention.names.best or 'none'}")
 
     def save_now(self, trainer: RunView) -> bool:
         """Save this step, unless it is saved; return, on all ranks, whether it is on disk.
@@ -304,15 +299,6 @@ class ModelCheckpoint(RetainedPaths, Callback):
         """Return where the checkpoints are in a run with this folder."""
         return make_store(self.dirpath or run_dir / "checkpoints")
 
-    def _has_new_score(self, trainer: RunView) -> bool:
-        """Whether the value has changed since this step was saved: its validation ran later."""
-        if (
-            self.monitor is None
-            or trainer.callback_metrics.logged_at.get(self.monitor) != trainer.global_step
-        ):
-            return False
-        return self._saved.score != trainer.callback_metrics[self.monitor]
-
     def _score(self, trainer: RunView, early: bool) -> float:
         if self.monitor is None:
             return float(trainer.global_step)
@@ -327,6 +313,22 @@ class ModelCheckpoint(RetainedPaths, Callback):
             return math.nan  # the value is of other weights: this checkpoint ranks last
         # of saves within epochs alone few have a value of their own: the newest there is counts
         return float(trainer.callback_metrics[self.monitor])
+
+
+def _has_new_score(policy: ModelCheckpoint, trainer: RunView) -> bool:
+    """Whether the value has changed since this step was saved: its validation ran later."""
+    if (
+        policy.monitor is None
+        or trainer.callback_metrics.logged_at.get(policy.monitor) != trainer.global_step
+    ):
+        return False
+    return policy._saved.score != trainer.callback_metrics[policy.monitor]
+
+
+def _say(policy: ModelCheckpoint, trainer: RunView, name: str, score: float, outcome: str) -> None:
+    if policy.verbose:
+        value = "" if policy.monitor is None else f" ({policy.monitor} = {score:g})"
+        trainer.say(f"Checkpoint {name}{value} {outcome}.")
 
 
 def _is_nth(every: int | None, count: int) -> bool:
