@@ -210,7 +210,7 @@ class Logger(Callback):
             ConfigError: this logger writes plain files, and has none; or it is not open.
         """
         if self._background is None:
-            _refuse_on_main(self, "experiment")
+            refuse_on_main(self, "experiment")
             return _Ignored()
         self.settle()
         return self.native()
@@ -226,7 +226,7 @@ class Logger(Callback):
             ConfigError: this logger is not open.
         """
         if self._background is None:
-            _refuse_on_main(self, "log_metrics")
+            refuse_on_main(self, "log_metrics")
             return
         here, epoch = self._background.position()
         step = here if step is None else step
@@ -312,8 +312,12 @@ def _finish(logger: Logger, status: str) -> None:
         background.close(functools.partial(logger.finalize, status), limit_s)
 
 
-def _refuse_on_main(logger: Logger, name: str) -> None:
-    """Refuse what needs an open logger, on rank 0: the others have none open."""
+def refuse_on_main(logger: Logger, name: str) -> None:
+    """Refuse what needs an open logger, on rank 0: the others have none open.
+
+    Raises:
+        ConfigError: this is rank 0.
+    """
     if not (logger._is_elsewhere or read_launcher().rank):
         raise ConfigError(
             f"{type(logger).__name__}.{name}: this logger is open in fit, validate and test alone."

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -383,6 +384,98 @@ def test_watching_weights_that_are_split_is_refused(
         logger._watched.append((task, {}))  # whole before the fit
     with pytest.raises(ConfigError, match=r"WandbLogger\.watch: .* Watch a model on engine=ddp"):
         quiet(tmp_path, logger=logger, max_steps=1).fit(task, loader(8))
+
+
+class Pictured(Line):
+    """Logs by the names that Lightning's WandbLogger has."""
+
+    def on_train_epoch_end(self) -> None:
+        logger = self.trainer.logger
+        assert isinstance(logger, WandbLogger)
+        pictures = [torch.zeros(3, 4, 4), torch.ones(3, 4, 4)]
+        logger.log_image(key="pictures", images=pictures, caption=["first", "second"])
+        logger.log_table("table", columns=["x"], data=[[1], [2]], step=7)
+        logger.log_text("text", ["said"], [["yes"]])
+
+
+@pytest.mark.usefixtures("offline")
+def test_pictures_and_tables_by_lightnings_names(tmp_path: Path) -> None:
+    """They have the run's step, or that which is given; `version` is W&B's id."""
+    logger = WandbLogger()
+    assert logger.version is None
+    quiet(tmp_path, logger=logger, max_epochs=1).fit(Pictured(), loader(8))
+    rows = wandb_file.history(tmp_path)
+    axis = "trainer/global_step"
+    [pictures] = [row for row in rows if "pictures.count" in row]
+    assert (pictures[axis], pictures["pictures.captions"]) == (2, ["first", "second"])
+    assert [row[axis] for row in rows if row.get("table.nrows") == 2] == [7]
+    assert [row[axis] for row in rows if row.get("text.nrows") == 1] == [2]
+    [run] = (tmp_path / "wandb").glob("offline-run-*")
+    assert run.name.endswith(f"-{logger.version}")
+
+
+def test_sounds_and_videos_are_made_each_with_its_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `Audio` and `Video` of wandb take them."""
+
+    class Sounding(Line):
+        def on_train_epoch_end(self) -> None:
+            logger: Any = self.trainer.logger
+            logger.log_audio("sounds", ["a.wav", "b.wav"], sample_rate=[8000, 9000], step=5)
+            logger.log_video("clips", ["c.mp4"])
+            made.append(logger.use_artifact("team/data:v3", "dataset"))
+
+    made: list[Any] = []
+    rows: list[dict[str, Any]] = []
+    fake: Any = Fake()
+    fake.log = lambda values, step: rows.append(values)
+    fake.use_artifact = lambda name, **options: (name, *options.values())
+    fake.Audio = fake.Video = lambda item, **options: (item, options)
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    quiet(tmp_path, logger=WandbLogger(), max_epochs=1).fit(Sounding(), loader(8))
+    assert {"trainer/global_step": 2, "clips": [("c.mp4", {})]} in rows
+    sounds = [("a.wav", {"sample_rate": 8000}), ("b.wav", {"sample_rate": 9000})]
+    assert {"trainer/global_step": 5, "sounds": sounds} in rows
+    assert made == [("team/data:v3", "dataset")]
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_an_artifact_is_downloaded(monkeypatch: pytest.MonkeyPatch, is_open: bool) -> None:
+    """By the run that is open, which records it; else by W&B's own client."""
+
+    class Stored:
+        def __init__(self, *asked: Any, **options: Any) -> None:
+            self.asked = (*asked, *options.values())
+
+        def download(self, root: str | None) -> str:
+            return f"{self.asked} in {root}"
+
+    wandb = SimpleNamespace(
+        run=SimpleNamespace(use_artifact=Stored) if is_open else None,
+        Api=lambda: SimpleNamespace(artifact=Stored),
+    )
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    folder = WandbLogger.download_artifact("team/data:v3", Path("here"), "dataset")
+    asked = ("team/data:v3",) if is_open else ("team/data:v3", "dataset")
+    assert folder == f"{asked} in here"
+    assert not WandbLogger.download_artifact("team/data:v3", use_artifact=False).endswith("here")
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"images": torch.ones(3, 4, 4)}, r"has a Tensor for its list of images: write \[x\]"),
+        ({"images": [1, 2], "caption": ["one"]}, r"has 2 images, and caption is \['one'\]"),
+        ({"images": [1], "caption": "one"}, r"has 1 images, and caption is 'one'"),
+        ({"images": [1]}, "this logger is open in fit, validate and test alone"),
+    ],
+)
+def test_pictures_that_cannot_be_logged(given: dict[str, Any], error: str) -> None:
+    """An error says what is wrong; on rank 0 also that the logger is not open."""
+    """An error says what is wrong; on rank 0 also that the logger is not open."""
+    with pytest.raises(ConfigError, match=error):
+        WandbLogger().log_image("pictures", **given)
 
 
 @pytest.mark.usefixtures("offline")

@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import os
 import secrets
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -20,14 +21,49 @@ from trainkit.arguments import PositiveFloat, checked
 from trainkit.device.shards import is_spread
 from trainkit.errors import ConfigError
 from trainkit.extensions.trackers.checkpoints import CheckpointLogger
+from trainkit.extensions.trackers.wandb_media import WandbMedia
 from trainkit.loggers.base import RunFacts
 from trainkit.metrics.media import Media
 
 _AXIS = "trainer/global_step"
 
 
+@dataclass
+class _Rows:
+    """The rows of a W&B run.
+
+    Attributes:
+        logged_until: the run's last step that an earlier start of it has logged.
+        axis: the step of the last row.
+        last: W&B's own count at it.
+    """
+
+    logged_until: int = -1
+    axis: int = -1
+    last: int = -1
+
+    def log(self, run: Any, values: dict[str, Any], step: int, at: int) -> None:
+        """Log values of a step, in a row of its own. A call of the user's own, or an axis, has moved
+        W&B's count of steps on: what is before it is dropped, and what has it replaces values.
+
+        Args:
+            run: W&B's run.
+            values: by name.
+            step: on the axis.
+            at: the fit's.
+        """
+        if at <= self.logged_until:
+            return
+        next_row = run.step
+        if next_row == self.last and step != self.axis:
+            next_row += 1
+        self.axis = step
+        self.last = max(at, next_row)
+        run.log({_AXIS: step} | values, step=self.last)
+
+
 @checked
-class WandbLogger(CheckpointLogger):
+class WandbLogger(WandbMedia, CheckpointLogger):
     """Logs to W&B; its files are in `<save_dir>/wandb/`. Needs the extra: `pip install
     'trainkit[wandb]'`.
 
@@ -87,8 +123,7 @@ class WandbLogger(CheckpointLogger):
         self.finish_timeout_s = finish_timeout_s
         self._id: str | None = None
         self._run: Any = None
-        self._logged_until = -1  # the run's last step that an earlier start of it has logged
-        self._axis = self._row = -1  # the last row: its step, and W&B's own count
+        self._rows = _Rows()
         self._watched: list[tuple[nn.Module, dict[str, Any]]] = []  # before a fit
         self._is_watching = False
 
@@ -163,10 +198,10 @@ class WandbLogger(CheckpointLogger):
         )
         self._run.define_metric(_AXIS)
         self._run.define_metric("*", step_metric=_AXIS, step_sync=True)
-        self._logged_until = self._row = -1
+        self._rows = _Rows()
         if run.resumes and not run.follows:
             logged: dict[str, Any] = dict(self._run.summary)
-            self._logged_until = int(logged.get("step", logged.get(_AXIS, -1)))
+            self._rows.logged_until = int(logged.get("step", logged.get(_AXIS, -1)))
         for model, options in [] if run.follows else self._watched:
             self._watch(model, options)
 
@@ -185,25 +220,7 @@ class WandbLogger(CheckpointLogger):
         """Pass the values to W&B's own process."""
         at = int(metrics.get("step", step))
         values = {**metrics, "epoch": epoch, "step": at, "_timestamp": self.logged_at}
-        self._log(values, step, at)
-
-    def _log(self, values: dict[str, Any], step: int, at: int) -> None:
-        """Log values of a step, in a row of its own. A call of the user's own, or an axis, has moved
-        W&B's count of steps on: what is before it is dropped, and what has it replaces values.
-
-        Args:
-            values: by name.
-            step: on the axis.
-            at: the run's.
-        """
-        if at <= self._logged_until:
-            return
-        next_row = self._run.step
-        if next_row == self._row and step != self._axis:
-            next_row += 1
-        self._axis = step
-        self._row = max(at, next_row)
-        self._run.log({_AXIS: step} | values, step=self._row)
+        self._rows.log(self._run, values, step, at)
 
     def native(self) -> Any:
         return self._run
@@ -223,7 +240,34 @@ class WandbLogger(CheckpointLogger):
                 else (media.columns, media.value)
             )
             made = self._wandb.Table(columns=columns, data=rows)
-        self._log({media.name: made}, step, step)
+        self._rows.log(self._run, {media.name: made}, step, step)
+
+    @property
+    def version(self) -> str | None:
+        """W&B's id of the run; None before the first fit."""
+        return self._id
+
+    def use_artifact(self, artifact: str, artifact_type: str | None = None) -> Any:
+        """Record that the run uses this artifact, and return it. From a hook."""
+        return self.experiment.use_artifact(artifact, type=artifact_type)
+
+    @staticmethod
+    def download_artifact(
+        artifact: str,
+        save_dir: str | os.PathLike[str] | None = None,
+        artifact_type: str | None = None,
+        use_artifact: bool = True,
+    ) -> str:
+        """Download an artifact, and return its folder. If a run of W&B is open, and with
+        `use_artifact`, it records that it uses it. Call it on one rank.
+        """
+        import wandb
+
+        if wandb.run is not None and use_artifact:
+            stored: Any = wandb.run.use_artifact(artifact)
+        else:
+            stored = wandb.Api().artifact(artifact, type=artifact_type)
+        return str(stored.download(root=None if save_dir is None else os.fspath(save_dir)))
 
     def upload(self, folder: Path, name: str, aliases: tuple[str, ...]) -> None:
         """W&B copies the folder first, and uploads in its own process."""
