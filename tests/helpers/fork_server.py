@@ -271,8 +271,10 @@ def _compose() -> None:
     with in_force({}):
         config = hydra.compose("mlp", words, return_hydra_config=True)
     assert config.run_dir.startswith("runs/mlp/")  # resolved, by the grammar of interpolations
-    # the files that most commands read, the shipped ones and the sources of constructors
-    compose.run("fit", ["conf=mlp"], True, lambda job: None)
+    # the files that most commands read, the shipped ones and the sources of constructors; Hydra's
+    # own parts on rank 0, and on the others
+    for is_main in (True, False):
+        compose.run("fit", ["conf=mlp"], is_main, lambda job: None)
     GlobalHydra.instance().clear()
     HydraConfig.instance().cfg = None
 

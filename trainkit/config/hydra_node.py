@@ -7,7 +7,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
-import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -73,16 +72,17 @@ def is_of_hydra(override: str) -> bool:
 def plain_hydra(folder: Path, typed: list[str]) -> dict[str, Any]:
     """Return Hydra's own parts as the command line alone sets them, with an empty config."""
     searched = (folder, *conf_folders(Path.cwd()))
-    if any("$" in word for word in typed) or any((at / "hydra").exists() for at in searched):
+    moves = any("$" in word or "searchpath" in word for word in typed)
+    if moves or any((at / "hydra").exists() for at in searched):
         return _hydra_parts(compose(folder, None, typed))
+    if tuple(typed) not in _plain:
+        _plain[tuple(typed)] = _hydra_parts(compose(folder, None, typed))
     _initialize(folder)  # a sweep over glob(*) asks Hydra for the names of a group
-    return copy.deepcopy(_plain_hydra(searched, tuple(typed)))
+    return copy.deepcopy(_plain[tuple(typed)])
 
 
-@functools.lru_cache(maxsize=64)
-def _plain_hydra(searched: tuple[Path, ...], typed: tuple[str, ...]) -> dict[str, Any]:
-    """Compose them once in a process: with nothing of the user's, they are always the same."""
-    return _hydra_parts(compose(searched[0], None, list(typed)))
+# Hydra's own parts by what is typed: with nothing of the user's, they are always the same.
+_plain: dict[tuple[str, ...], dict[str, Any]] = {}
 
 
 def check_hydra(config: DictConfig, folder: Path, typed: list[str]) -> None:
