@@ -10,9 +10,16 @@ import pytest
 
 from benchmarks.conformance.claims import load_claims
 from benchmarks.conformance.suite import Start, run
+from tests.helpers.forks import server
 
 ROOT = Path(__file__).parents[2]
 TIMED = ("import-time", "step-time")  # figures, which load on the machine moves
+
+
+@pytest.fixture(autouse=True)
+def _forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let workers, launchers and their ranks be forks."""
+    monkeypatch.setattr(sys, "executable", str(server()[1] / "python"))
 
 
 def conformance(*arguments: str) -> subprocess.CompletedProcess[str]:
