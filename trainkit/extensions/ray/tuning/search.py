@@ -210,7 +210,11 @@ def _scheduler(request: Search, space: Mapping[str, Any]) -> Any:
     return module.PopulationBasedTraining(
         time_attr="epoch" if by_epochs else "step",
         perturbation_interval=settings.interval,
-        hyperparam_mutations=dict(space),
+        # a value that is multiplied may be none of a choice's
+        hyperparam_mutations={
+            key: list(drawn.arguments) if drawn.function == "choice" else space[key]
+            for key, drawn in request.space.items()
+        },
         synch=True,  # short runs would end before the others have reported
     )
 
