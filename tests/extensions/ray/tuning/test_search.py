@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from trainkit.errors import ConfigError
 from trainkit.extensions.ray.tuning.search import Search, _domain, _scheduler
 from trainkit.extensions.ray.tuning.words import read_search
 from trainkit.run.goal import Goal
@@ -42,3 +43,14 @@ def test_pbt_stays_within_a_choice(choice: str) -> None:
         changed, _ = pbt._explore(config, mutations, 0.25, (1.2, 0.8), None)
         assert changed["task.x"] in legal
         assert type(changed["task.x"]) in {type(value) for value in legal}
+
+
+def test_the_interval_of_pbt_is_of_epochs() -> None:
+    """Of a run that steps limit it was a number of steps in silence; without one each validation
+    exchanges there.
+    """
+    assert pbt_of(request_of("search.interval=2"))._perturbation_interval == 2
+    by_steps = pbt_of(request_of(max_epochs=None, max_steps=200))
+    assert (by_steps._time_attr, by_steps._perturbation_interval) == ("step", 1)
+    with pytest.raises(ConfigError, match=r"search\.interval is 2, of epochs, .* Leave it out"):
+        pbt_of(request_of("search.interval=2", max_epochs=None, max_steps=200))

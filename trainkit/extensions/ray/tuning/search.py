@@ -209,7 +209,7 @@ def _scheduler(request: Search, space: Mapping[str, Any]) -> Any:
         )
     return module.PopulationBasedTraining(
         time_attr="epoch" if by_epochs else "step",
-        perturbation_interval=settings.interval,
+        perturbation_interval=interval_of(settings.interval, request.max_epochs),
         # a value that is multiplied may be none of a choice's
         hyperparam_mutations={
             key: list(drawn.arguments) if drawn.function == "choice" else space[key]
@@ -239,6 +239,22 @@ def grace_of(given: int | None, max_epochs: int | None, most: int) -> int:
             f" trial early. It must be {most} or less; search.scheduler=none lets all end."
         )
     return given
+
+
+def interval_of(given: int | None, max_epochs: int | None) -> int:
+    """Return how far pbt lets trials train between two exchanges, in epochs, or in steps of a run
+    that they limit: 1, so that each validation exchanges.
+
+    Raises:
+        ConfigError: the given number, of epochs, would be one of steps.
+    """
+    if given is not None and max_epochs is None:
+        raise ConfigError(
+            f"search.interval is {given}, of epochs, and trainer.max_epochs is null: pbt exchanges"
+            " after each validation there (trainer.val_check_interval). Leave it out, or set"
+            " trainer.max_epochs."
+        )
+    return given or 1
 
 
 def _printer(

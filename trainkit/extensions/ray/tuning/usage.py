@@ -38,7 +38,12 @@ USAGE = Usage(
             "3",
             "asha continues one of so many trials at each look",
         ),
-        ("search.interval", "int", "1", "epochs between two exchanges of pbt"),
+        (
+            "search.interval",
+            "int",
+            "1",
+            "epochs between two exchanges of pbt; of a run that steps limit each validation",
+        ),
         (
             "run_dir",
             "FOLDER",

@@ -64,7 +64,8 @@ class SearchSettings:
         grace_period: epochs that asha leaves each trial; 1 by default, or of a run that is limited
             by steps a tenth of them.
         reduction_factor: asha continues one of so many trials at each of its looks.
-        interval: epochs between two exchanges of pbt.
+        interval: epochs between two exchanges of pbt; 1 by default, and of a run that is limited by
+            steps each validation exchanges.
     """
 
     num_samples: int = 8
@@ -77,7 +78,7 @@ class SearchSettings:
     seed: int = 0
     grace_period: int | None = None
     reduction_factor: int = 3
-    interval: int = 1
+    interval: int | None = None
 
 
 _COUNTS = ("num_samples", "max_concurrent", "num_workers", "grace_period", "interval")
