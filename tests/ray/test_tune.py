@@ -81,6 +81,8 @@ def test_pbt_trains_on_with_a_better_trials_weights(
     texts = [path.read_text() for path in tmp_path.glob("search/*/output.txt")]
     assert len(texts) == 2 and all("resumed" in text for text in texts)
     assert any("learning rate  0.0001 x" in text for text in texts)
+    # after two of three epochs: none with values that train no step
+    assert [text.count("resumed") for text in texts] == [2, 2]
     assert all(run["metrics"]["val/acc"]["last"] > 0.9 for run in runs(command)), done.out
 
 

@@ -9,19 +9,28 @@ from typing import Any
 import pytest
 
 from trainkit.errors import ConfigError
-from trainkit.extensions.ray.tuning.search import Search, _domain, _scheduler
+from trainkit.extensions.ray.tuning import search as module
+from trainkit.extensions.ray.tuning.command import limit_of
+from trainkit.extensions.ray.tuning.search import Search, _domain, _scheduler, search
 from trainkit.extensions.ray.tuning.words import read_search
 from trainkit.run.goal import Goal
 
 pbt = pytest.importorskip("ray.tune.schedulers.pbt")
 tune = pytest.importorskip("ray.tune")
-WORDS = ["search.scheduler=pbt", "search.optimizer.lr=loguniform(1e-4,1e-1)"]
+WORDS = ["conf=mlp", "search.scheduler=pbt", "search.optimizer.lr=loguniform(1e-4,1e-1)"]
 
 
-def request_of(*words: str, max_epochs: int | None = 5, max_steps: int | None = None) -> Search:
-    """Return a search by these words."""
-    settings, space, others = read_search([*WORDS, *words])
-    return Search(others, space, settings, max_epochs, max_steps, Path("/runs"), Goal("a", "max"))
+def request_of(
+    *words: str,
+    max_epochs: int | None = 5,
+    max_steps: int | None = None,
+    folder: Path = Path("/runs"),
+) -> Search:
+    """Return a search by these words, which come before those of all."""
+    given = {word.partition("=")[0] for word in words}
+    words = (*words, *(word for word in WORDS if word.partition("=")[0] not in given))
+    settings, space, others = read_search([*words, "search.metric=val/acc", "search.mode=max"])
+    return Search(others, space, settings, max_epochs, max_steps, folder, Goal("val/acc", "max"))
 
 
 def pbt_of(request: Search) -> Any:
@@ -54,3 +63,52 @@ def test_the_interval_of_pbt_is_of_epochs() -> None:
     assert (by_steps._time_attr, by_steps._perturbation_interval) == ("step", 1)
     with pytest.raises(ConfigError, match=r"search\.interval is 2, of epochs, .* Leave it out"):
         pbt_of(request_of("search.interval=2", max_epochs=None, max_steps=200))
+
+
+class _Started(Exception):
+    """A Tuner was built."""
+
+
+def settings_of_tuner(request: Search, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Return what the search gives Tune, without a cluster."""
+    given: dict[str, Any] = {}
+
+    def build(*args: object, **settings: Any) -> None:
+        given.update(settings)
+        raise _Started
+
+    monkeypatch.setattr(tune, "Tuner", build)
+    monkeypatch.setattr(module, "start_ray", lambda *_: None)
+    with pytest.raises(_Started):
+        search(request, print)
+    return given
+
+
+@pytest.mark.parametrize(
+    ("words", "limits", "expected"),
+    [
+        ([], (3, None), {"epoch": 3}),
+        ([], (None, 60), {"step": 60}),
+        ([], (3, 60), {"epoch": 3, "step": 60}),
+        (["search.scheduler=none"], (3, None), None),
+    ],
+)
+def test_pbt_exchanges_no_more_after_the_last_epoch(
+    words: list[str],
+    limits: tuple[int | None, int | None],
+    expected: dict[str, int] | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Tune asks `stop` before the scheduler: a trial at its end got values that trained no step, and
+    they were recorded as its own.
+    """
+    request = request_of(*words, max_epochs=limits[0], max_steps=limits[1], folder=tmp_path)
+    given = settings_of_tuner(request, monkeypatch)
+    assert given["run_config"].stop == expected
+
+
+def test_minus_one_is_no_limit() -> None:
+    """A search of `trainer.max_epochs=-1` is one by steps."""
+    trainer = {"max_epochs": -1, "max_steps": 60, "max_time": None}
+    assert [limit_of(trainer, name) for name in trainer] == [None, 60, None]

@@ -60,13 +60,12 @@ def _work(arguments: Sequence[str]) -> None:
         )
     trainer = job.config["trainer"]
     own = [word for word in others if not word.lstrip("+").startswith("run_dir=")]
-    max_epochs = trainer.get("max_epochs")
     request = Search(
         own,
         space,
         settings,
-        max_epochs,
-        trainer.get("max_steps"),
+        limit_of(trainer, "max_epochs"),
+        limit_of(trainer, "max_steps"),
         folder,
         goal,
     )
@@ -84,6 +83,12 @@ def _work(arguments: Sequence[str]) -> None:
     end = search(request, lambda line: print(line, flush=True))
     runs = [read_any(folder / str(place), str(place)) for place in range(end.num_trials)]
     _show(runs, request, end)
+
+
+def limit_of(trainer: Mapping[str, Any], name: str) -> int | None:
+    """Return a limit of a run; None if there is none, as -1 says too."""
+    given = trainer.get(name)
+    return None if given == -1 else given
 
 
 def _composed(arguments: Sequence[str]) -> ComposedJob:

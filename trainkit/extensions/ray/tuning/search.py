@@ -110,6 +110,7 @@ def search(request: Search, say: Callable[[str], None]) -> SearchEnd:
         run_config=tune.RunConfig(
             name=STORAGE,
             storage_path=str(request.folder),
+            stop=_ends_of(request),
             checkpoint_config=tune.CheckpointConfig(num_to_keep=_KEPT),
             callbacks=[_printer(tune, settings, say, ended)],
             verbose=0,
@@ -217,6 +218,16 @@ def _scheduler(request: Search, space: Mapping[str, Any]) -> Any:
         },
         synch=True,  # short runs would end before the others have reported
     )
+
+
+def _ends_of(request: Search) -> dict[str, int] | None:
+    """Return where Tune ends a trial of pbt, before its scheduler is asked: an exchange at a run's
+    end would record values with which no step is trained.
+    """
+    if request.settings.scheduler != "pbt":
+        return None
+    limits = {"epoch": request.max_epochs, "step": request.max_steps}
+    return {name: limit for name, limit in limits.items() if limit is not None} or None
 
 
 def grace_of(given: int | None, max_epochs: int | None, most: int) -> int:
