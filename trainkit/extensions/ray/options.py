@@ -121,7 +121,7 @@ def options_of(
     """
     least, most = _workers(key, num_workers)
     given = {"CPU": 1} if resources_per_worker is None else resources_per_worker
-    resources = _resources(f"{key}resources_per_worker", given)
+    resources = resources_of(f"{key}resources_per_worker", given)
     if placement_strategy not in STRATEGIES:
         raise ConfigError(
             f"{key}placement_strategy is '{placement_strategy}'; it must be one of"
@@ -218,7 +218,12 @@ def _workers(key: str, given: int | Sequence[int]) -> tuple[int, int]:
     return two[0], two[1]
 
 
-def _resources(key: str, given: Mapping[str, float]) -> dict[str, float]:
+def resources_of(key: str, given: Mapping[str, float]) -> dict[str, float]:
+    """Return the resources of a rank that are above 0; `key` begins messages.
+
+    Raises:
+        ConfigError: there is none, or a name is not as Ray writes it.
+    """
     legal = isinstance(given, Mapping) and all(
         isinstance(name, str)
         and isinstance(amount, (int, float))

@@ -52,6 +52,8 @@ def test_words_of_a_search_are_read() -> None:
             "search.optimizer.lr=loguniforn(1e-4,1e-1)",
             r"no function 'loguniforn'. Did you mean 'loguniform'\?",
         ),
+        ("search.resources={cpu: 2}", r"search\.resources has 'cpu'; Ray's names are CPU, GPU"),
+        ("search.resources={CPU: inf}", r"search\.resources is \{'CPU': inf\}; it must be"),
         ("search.optimizer.lr=0.1", "a searched key has a function"),
         ("search.optimizer.lr=uniform(1)", r"the arguments of uniform are \(low, high\)"),
         ("search.optimizer.lr=uniform(2,1)", "the first number must be below the second"),

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainkit.errors import ConfigError, did_you_mean
+from trainkit.extensions.ray.options import resources_of
 
 PREFIX = "search."
 # function -> (its arguments, the least number of them, the largest or None)
@@ -160,7 +161,7 @@ def _setting(key: str, value: str) -> Any:
             f"search.{key} is '{value}'; it must be"
             f" {legal}.{did_you_mean(value, SCHEDULERS) if key == 'scheduler' else ''}"
         )
-    return parsed
+    return resources_of(f"search.{key}", parsed) if key == "resources" else parsed
 
 
 def _resources(text: str) -> dict[str, float] | None:
