@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -80,6 +81,22 @@ def load_ray(module: str, what: str) -> Any:
         raise ConfigError(
             f"{what} needs Ray ({error}). Install: pip install 'trainkit[ray]'"
         ) from error
+
+
+def folder_of(checkpoint: Any, place: Path | None = None) -> str:
+    """Return the folder of a ray.train.Checkpoint; one of a store, as storage_path=s3://... makes
+    it, is downloaded.
+
+    Args:
+        checkpoint: its path is one of its own file system.
+        place: where to; what was there is deleted. By default a folder of Ray's on this node.
+    """
+    if type(checkpoint.filesystem).__name__ == "LocalFileSystem":
+        return str(checkpoint.path)
+    if place is None:
+        return str(checkpoint.to_directory())
+    shutil.rmtree(place, ignore_errors=True)
+    return str(checkpoint.to_directory(str(place)))
 
 
 def connect_ray(

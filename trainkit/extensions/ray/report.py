@@ -20,7 +20,7 @@ from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.arguments import PositiveFloat, checked, not_logged
 from trainkit.errors import ConfigError
-from trainkit.extensions.ray.connection import load_ray
+from trainkit.extensions.ray.connection import folder_of, load_ray
 from trainkit.extensions.ray.tuning.link import TrialLink, connect
 
 _FOLDER = "reported"
@@ -103,10 +103,7 @@ class RayReport(Report):
         None at the first start.
         """
         reported = _ray("train", "RayReport").get_checkpoint()
-        if reported is None:
-            return None
-        is_local = type(reported.filesystem).__name__ == "LocalFileSystem"
-        return str(reported.path if is_local else reported.to_directory())
+        return None if reported is None else folder_of(reported)
 
     def setup(self, trainer: RunView, task: Task, stage: str) -> None:
         """Refuse a process that Ray Train did not start."""

@@ -144,14 +144,37 @@ def test_the_error_of_a_job(text: str, expected: str) -> None:
     assert error_in(text, 1) == expected
 
 
-@pytest.mark.parametrize("exploited", [None, "/tune/checkpoint_1"])
+class Stored:
+    """A checkpoint of Tune's, on a file system of pyarrow's."""
+
+    path = "/tune/checkpoint_1"
+
+    def __init__(self, filesystem: str) -> None:
+        self.filesystem = type(filesystem, (), {})()
+
+    def to_directory(self, path: str) -> str:
+        """Download it."""
+        Path(path).mkdir()  # where nothing of an earlier one is
+        return path
+
+
+@pytest.mark.parametrize(
+    ("stored", "expected"),
+    [
+        (None, None),
+        ("LocalFileSystem", Stored.path),
+        ("S3FileSystem", "{run_dir}/started_from"),
+    ],
+)
 def test_a_trial_begins_at_the_checkpoint_that_tune_names(
-    exploited: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stored: str | None, expected: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With `resume=auto` of the search too, which would take the trial's own in its place: PBT gives
-    it another trial's.
+    it another trial's; in a store's file system its path is no folder here.
     """
-    checkpoint = None if exploited is None else SimpleNamespace(path=exploited)
+    (tmp_path / "3" / "started_from").mkdir(parents=True)
+    exploited = expected and expected.format(run_dir=tmp_path / "3")
+    checkpoint = None if stored is None else Stored(stored)
     context = SimpleNamespace(get_trial_id=lambda: "ab12_00003")
     tune = SimpleNamespace(get_context=lambda: context, get_checkpoint=lambda: checkpoint)
     address = SimpleNamespace(gcs_address="127.0.0.1:1")

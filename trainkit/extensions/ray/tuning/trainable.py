@@ -14,6 +14,7 @@ import functools
 import importlib
 import os
 import re
+import shutil
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,11 +23,12 @@ from typing import Any
 from trainkit.arguments import show
 from trainkit.errors import ConfigError, TrainkitError
 from trainkit.extensions.jobs.overrides import override
-from trainkit.extensions.ray.connection import load_ray
+from trainkit.extensions.ray.connection import folder_of, load_ray
 from trainkit.extensions.ray.options import options_of
 from trainkit.extensions.ray.tuning.job import END_S, TrialJob, run_job
 
 _THREAD = "trainkit trial"
+_STARTED_FROM = "started_from"  # in a run's folder: a checkpoint that was downloaded
 _LINES = 12  # of a job's output, for an error that is no error of trainkit's
 
 
@@ -167,7 +169,8 @@ def _run(
     own = [override(key, value) for key, value in config.items()]
     started_from = tune.get_checkpoint()
     if started_from is not None:
-        own += [override("ckpt_path", str(started_from.path)), "resume=null"]
+        begins_at = folder_of(started_from, run_dir / _STARTED_FROM)  # all ranks read it
+        own += [override("ckpt_path", begins_at), "resume=null"]
     own.append(override("run_dir", str(run_dir)))
     output = run_dir / "output.txt"
     host = ray.util.get_node_ip_address()
@@ -187,7 +190,10 @@ def _run(
         return True
 
     size = output.stat().st_size if output.exists() else 0
-    code = run_job(job, environ, report)
+    try:
+        code = run_job(job, environ, report)
+    finally:
+        shutil.rmtree(run_dir / _STARTED_FROM, ignore_errors=True)
     if code != 0:
         error = error_in(output.read_text(errors="replace")[size:], code)
         sweep: Any = importlib.import_module("trainkit.config.sweep")
