@@ -158,6 +158,38 @@ class Stored:
         return path
 
 
+class Fakes:
+    """Ray, Tune and the jobs of a trial's actor."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, folder: Path, checkpoint: Stored | None = None
+    ) -> None:
+        self.jobs: list[TrialJob] = []
+        self.nodes = [{"Alive": True}]
+        self.trial_id = "ab12_00003"
+        self.folder = folder
+        context = SimpleNamespace(
+            get_trial_id=lambda: self.trial_id, get_trial_dir=lambda: str(folder)
+        )
+        tune = SimpleNamespace(get_context=lambda: context, get_checkpoint=lambda: checkpoint)
+        address = SimpleNamespace(gcs_address="127.0.0.1:1")
+        ray = SimpleNamespace(
+            util=SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1"),
+            get_runtime_context=lambda: address,
+            nodes=lambda: self.nodes,
+        )
+        monkeypatch.setitem(sys.modules, "ray", ray)
+        monkeypatch.setattr(trainable, "load_tune", lambda: tune)
+        monkeypatch.setattr(trainable, "run_job", lambda job, *_: self.jobs.append(job) or 0)
+
+    def run(self, words: list[str], folder: str | None) -> None:
+        """Run a trial's function."""
+        arguments = ({}, words, str(self.folder), folder, 1, {"CPU": 1}, "")
+        thread = threading.Thread(target=trainable._run, args=arguments)
+        thread.start()  # it names its thread
+        thread.join()
+
+
 @pytest.mark.parametrize(
     ("stored", "expected"),
     [
@@ -175,28 +207,36 @@ def test_a_trial_begins_at_the_checkpoint_that_tune_names(
     (tmp_path / "3" / "started_from").mkdir(parents=True)
     exploited = expected and expected.format(run_dir=tmp_path / "3")
     checkpoint = None if stored is None else Stored(stored)
-    context = SimpleNamespace(get_trial_id=lambda: "ab12_00003")
-    tune = SimpleNamespace(get_context=lambda: context, get_checkpoint=lambda: checkpoint)
-    address = SimpleNamespace(gcs_address="127.0.0.1:1")
-    ray = SimpleNamespace(
-        util=SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1"),
-        get_runtime_context=lambda: address,
-    )
-    jobs: list[TrialJob] = []
-    monkeypatch.setitem(sys.modules, "ray", ray)
-    monkeypatch.setattr(trainable, "load_tune", lambda: tune)
-    monkeypatch.setattr(trainable, "run_job", lambda job, *_: jobs.append(job) or 0)
+    fakes = Fakes(monkeypatch, tmp_path, checkpoint)
     words = ["conf=mlp", "resume=auto", "callbacks.tune={_target_: trainkit.callbacks.TuneReport}"]
-    thread = threading.Thread(
-        target=trainable._run, args=({}, words, str(tmp_path), str(tmp_path), 1, {"CPU": 1}, "")
-    )
-    thread.start()  # it names its thread
-    thread.join()
+    fakes.run(words, str(tmp_path))
     composed: list[Any] = []
-    compose("fit", list(jobs[0].arguments), True, composed.append)
+    compose("fit", list(fakes.jobs[0].arguments), True, composed.append)
     config = composed[0].config
     beginning = (config.get("ckpt_path"), config.get("resume"))
     assert beginning == ((None, "auto") if exploited is None else (exploited, None))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "trial_id", "has_folder", "expected"),
+    [(2, "a_00000", False, 1), (2, "a_00001", False, 0), (1, "a_00000", False, 0)]
+    + [(2, "a_00000", True, 0)],
+)
+def test_a_line_names_runs_that_stay_on_their_node(
+    nodes: int,
+    trial_id: str,
+    has_folder: bool,
+    expected: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Of the first trial alone; a folder of all trials, or a cluster of one node, needs none."""
+    fakes = Fakes(monkeypatch, tmp_path)
+    fakes.nodes = [{"Alive": True}] * nodes + [{"Alive": False}]
+    fakes.trial_id = trial_id
+    fakes.run(["conf=mlp"], str(tmp_path) if has_folder else None)
+    assert capsys.readouterr().out.count("trial(..., folder=...)") == expected
 
 
 def test_the_number_of_a_trial() -> None:

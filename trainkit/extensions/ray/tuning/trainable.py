@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.arguments import show
+from trainkit.console import warning
 from trainkit.errors import ConfigError, TrainkitError
 from trainkit.extensions.jobs.overrides import override
 from trainkit.extensions.ray.connection import folder_of, load_ray
@@ -58,7 +59,8 @@ def trial(
         metric: a value that each run must log, or it ends with an error that names the values that
             it has.
         folder: holds a folder for each trial, by number: on several nodes a shared one. By default
-            each run is in Tune's folder of the trial.
+            each run is in Tune's folder of the trial, below /tmp/ray of its node, of which only the
+            reported checkpoints come to Tune's storage.
 
     Raises:
         ConfigError: Ray is not installed, an argument is not legal, or an override is of what a
@@ -168,6 +170,8 @@ def _run(
     run_dir.mkdir(parents=True, exist_ok=True)
     own = [override(key, value) for key, value in config.items()]
     started_from = tune.get_checkpoint()
+    if folder is None and started_from is None and number_of(context.get_trial_id()) == "0":
+        _say_if_scattered(ray)
     if started_from is not None:
         begins_at = folder_of(started_from, run_dir / _STARTED_FROM)  # all ranks read it
         own += [override("ckpt_path", begins_at), "resume=null"]
@@ -199,6 +203,16 @@ def _run(
         sweep: Any = importlib.import_module("trainkit.config.sweep")
         sweep.record_failure(run_dir, error, job.arguments)
         raise TrialError(error)
+
+
+def _say_if_scattered(ray: Any) -> None:
+    nodes = sum(node["Alive"] for node in ray.nodes())
+    if nodes > 1:
+        warning(
+            f"trial: each run's folder is below /tmp/ray of the node that trains it, of {nodes}, and"
+            " only the reported checkpoints come to Tune's storage. For metrics, logs and configs"
+            " give a folder that all nodes share: trial(..., folder=...)."
+        )
 
 
 def number_of(trial_id: str) -> str:
