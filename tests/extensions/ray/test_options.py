@@ -37,10 +37,10 @@ def test_a_number_of_workers_is_one_or_two_numbers(given: Any) -> None:
         options(num_workers=given)
 
 
-def test_a_range_is_elastic() -> None:
-    """[2, 8] begins with 2 and grows to 8; [2, 2] is 2."""
+def test_a_range_has_two_numbers() -> None:
+    """[2, 8] begins with 2 and grows to 8; 2 is [2, 2]."""
     assert (options(num_workers=[2, 8]).least, options(num_workers=(2, 8)).most) == (2, 8)
-    assert options(num_workers=[2, 8]).is_elastic and not options(num_workers=[2, 2]).is_elastic
+    assert options(num_workers=2) == options(num_workers=[2, 2])
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ class RayExecutor:
 
     Args:
         num_workers: ranks; of two numbers, (least, most), the job begins with the first, and grows
-            up to the second.
+            up to the second; (4, 4) replaces lost ranks of a fixed number.
         resources_per_worker: Ray's resources of a rank, as {"CPU": 2, "GPU": 1}; memory in bytes.
         placement_strategy: of the ranks' bundles: PACK, SPREAD, STRICT_PACK or STRICT_SPREAD.
         workers_per_bundle: ranks that share a bundle, and so a host.
@@ -71,6 +71,13 @@ class RayExecutor:
             start_timeout_s=start_timeout_s,
             runtime_env=runtime_env,
         )
+        self.is_elastic = not isinstance(num_workers, int)
+        if max_failures and not self.is_elastic:
+            raise ConfigError(
+                f"RayExecutor.max_failures is {max_failures}, and num_workers={num_workers} is a"
+                " fixed number of ranks: none is replaced, and the first error ends all. Give"
+                f" num_workers=({num_workers}, {num_workers}), which is elastic, or leave it out."
+            )
         self._actors: Actors | None = None
         self._open = contextlib.ExitStack()
 
@@ -83,7 +90,7 @@ class RayExecutor:
         refuse_shared_gpus("RayExecutor.", self.options)
         with contextlib.ExitStack() as stack:
             self.options = stack.enter_context(connected(self.options, "RayExecutor."))
-            if not self.options.is_elastic:
+            if not self.is_elastic:
                 self._actors = Actors(self.options)
                 stack.callback(self._actors.close)
             self._open = stack.pop_all()
@@ -111,7 +118,7 @@ class RayExecutor:
             Exception: the first error that a rank's function raised; it ends all ranks.
             EngineError: the job ended without one, or an earlier error has ended the ranks.
         """
-        if self.options.is_elastic:
+        if self.is_elastic:
             return self._run_elastic(fn, args, kwargs or {})
         return self._living().results(self.run_remote(fn, args, kwargs))
 
@@ -125,10 +132,10 @@ class RayExecutor:
         results, by rank.
 
         Raises:
-            ConfigError: the number of ranks is a range.
+            ConfigError: num_workers is two numbers.
             EngineError: an earlier error has ended the ranks.
         """
-        if self.options.is_elastic:
+        if self.is_elastic:
             raise ConfigError(
                 "RayExecutor.run_remote needs a fixed num_workers; use run, or a thread of your"
                 " own."

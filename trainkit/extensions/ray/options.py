@@ -68,11 +68,6 @@ class RayOptions:
     stop_s: float = 30.0
 
     @property
-    def is_elastic(self) -> bool:
-        """Whether the number of workers is a range."""
-        return self.most > self.least
-
-    @property
     def bundle(self) -> dict[str, float]:
         """The resources of one bundle."""
         return {name: amount * self.per_bundle for name, amount in self.resources.items()}
