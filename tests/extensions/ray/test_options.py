@@ -8,7 +8,13 @@ import pytest
 
 from trainkit.errors import ConfigError
 from trainkit.extensions.ray import options as module
-from trainkit.extensions.ray.options import RayOptions, options_of, refuse_shared_gpus, stop_seconds
+from trainkit.extensions.ray.options import (
+    RayOptions,
+    options_of,
+    place_of_growth,
+    refuse_shared_gpus,
+    stop_seconds,
+)
 
 STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"
 
@@ -145,3 +151,20 @@ def test_a_wait_that_ray_cannot_read_is_refused() -> None:
     """Ray would read it when the job is to stop, and fail there."""
     with pytest.raises(ConfigError, match="RAY_JOB_STOP_WAIT_TIME_S is '60s'; it must be a whole"):
         stop_seconds({STOP_WAIT: "60s"})
+
+
+def test_one_host_of_a_range_is_refused() -> None:
+    """STRICT_PACK held for the first ranks; those of the range came on any host."""
+    with pytest.raises(ConfigError, match=r"placement_strategy is STRICT_PACK, .*num_workers is"):
+        options(num_workers=[2, 4], placement_strategy="STRICT_PACK")
+    assert options(num_workers=[4, 4], placement_strategy="STRICT_PACK").most == 4
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "strategy", "expected"),
+    [([2, 4], "STRICT_SPREAD", True), (4, "STRICT_SPREAD", False), ([2, 4], "PACK", False)],
+)
+def test_a_line_says_where_a_range_grows(num_workers: Any, strategy: str, expected: bool) -> None:
+    """Bundles that come later may share a host, whatever the first ones do."""
+    line = place_of_growth(options(num_workers=num_workers, placement_strategy=strategy))
+    assert ("may share a host" in line) is expected

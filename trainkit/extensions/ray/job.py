@@ -22,7 +22,7 @@ from trainkit.extensions.elastic.options import Settings
 from trainkit.extensions.elastic.output import WorkerOutput
 from trainkit.extensions.ray.backend import RayBackend, WorkerProgram
 from trainkit.extensions.ray.cluster import free_and_total
-from trainkit.extensions.ray.options import RayOptions
+from trainkit.extensions.ray.options import RayOptions, place_of_growth
 from trainkit.extensions.ray.slots import EVERY_S, Slots
 from trainkit.launch.shared_folder import token_in
 
@@ -126,6 +126,8 @@ def _first_hosts(slots: Slots, output: WorkerOutput) -> dict[str, int]:
         ConfigError: they have not in time.
     """
     options = slots.options
+    if text := place_of_growth(options):
+        output.say(text)
     end = time.monotonic() + options.start_timeout_s
     reported = False
     while sum((hosts := slots.ask()).values()) < options.least:

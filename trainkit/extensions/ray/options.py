@@ -122,6 +122,12 @@ def options_of(
             f"{key}placement_strategy is '{placement_strategy}'; it must be one of"
             f" {', '.join(STRATEGIES)}."
         )
+    if placement_strategy == "STRICT_PACK" and least < most:
+        raise ConfigError(
+            f"{key}placement_strategy is STRICT_PACK, one host, and {key}num_workers is"
+            f" {show(num_workers)}: ranks that are added later come on any host. Give a number of"
+            " ranks, or PACK, which prefers one host."
+        )
     if (
         not _is_count(workers_per_bundle)
         or workers_per_bundle < 1
@@ -149,6 +155,16 @@ def options_of(
         )
     options = (placement_strategy, workers_per_bundle, max_failures, float(start_timeout_s))
     return RayOptions(least, most, resources, *options, dict(runtime_env) if runtime_env else None)
+
+
+def place_of_growth(options: RayOptions) -> str:
+    """Return that a strategy does not hold for ranks that a range adds, or ""."""
+    if options.strategy != "STRICT_SPREAD" or options.least == options.most:
+        return ""
+    return (
+        f"placement_strategy is STRICT_SPREAD: it holds for the first {options.least} ranks, and"
+        " bundles that num_workers adds later may share a host"
+    )
 
 
 def stop_seconds(environ: Mapping[str, str]) -> float:
