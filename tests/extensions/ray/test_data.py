@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 
 from trainkit.data import RayData
 from trainkit.errors import ConfigError, DataError
-from trainkit.extensions.ray.data import RayStream
+from trainkit.extensions.ray.data import RayStream, same_rows
 
 
 class Table:
@@ -165,3 +166,70 @@ def test_an_order_without_a_seed_is_reported(
     RayStream(data, None, 1, (0, 1), 1, lambda function: function())
     text = capsys.readouterr().out
     assert ("own RandomShuffle has no seed" in text) is warns
+
+
+def _first_two(batch: dict[str, Any]) -> dict[str, Any]:
+    return {name: column[:2] for name, column in batch.items()}
+
+
+def _in_two(batch: dict[str, Any]) -> Any:
+    yield {name: column[:1] for name, column in batch.items()}
+    yield {name: column[1:] for name, column in batch.items()}
+
+
+@pytest.mark.parametrize("transform", [_first_two, lambda batch: _in_two(batch | {"id": [1, 2]})])
+def test_a_transform_that_changes_the_number_of_rows_is_refused(transform: Any) -> None:
+    """The length of a run, and which batch is whose, are those of the rows before it."""
+    with pytest.raises(ValueError, match=r"made 2 rows of 3, .* to the data set, as dataset\.map"):
+        same_rows(transform)({"id": np.arange(3)})
+
+
+@pytest.mark.parametrize(
+    "transform", [dict, _in_two, lambda batch: None, lambda batch: 3, lambda batch: [1, 2, 3]]
+)
+def test_other_transforms_are_left_alone(transform: Any) -> None:
+    """As many rows pass, whole or in parts; of what is no batch Ray has an error of its own."""
+    batch = {"id": np.arange(3)}
+    made, expected = same_rows(transform)(batch), transform(batch)
+    if transform is _in_two:
+        assert (
+            [len(part["id"]) for part in made] == [1, 2] == [len(part["id"]) for part in expected]
+        )
+    else:
+        assert made == expected
+
+
+def test_a_check_of_rows_needs_no_trainkit_in_rays_workers() -> None:
+    """They may be on nodes without it."""
+    cloudpickle = pytest.importorskip("ray.cloudpickle")
+    sent = cloudpickle.dumps(same_rows(len)).hex()
+    program = (
+        "import pickle, sys; sys.modules['trainkit'] = None;"
+        f" print(pickle.loads(bytes.fromhex('{sent}'))({{1: 'a'}}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "1\n", done.stderr
+
+
+class UserCodeException(Exception):
+    """As Ray raises it: the transform's own error is in its text alone."""
+
+
+@pytest.mark.parametrize("cause", ["ValueError: made 2 rows of 3", "my.Bad: no: label", "KeyError"])
+def test_an_error_of_a_transform_is_named(cause: str) -> None:
+    """It read "UDF failed to process a data block"."""
+    text = (
+        f'ray::Map() (pid=9)\n  File "a.py", line 2, in f\n    raise It\n{cause}\nmore: text\n\nThe'
+        " above exception was the direct cause of the following exception:\n\nray::Map()"
+        " (pid=9)\nray.exceptions.UserCodeException: UDF failed to process a data block.\nTo change"
+    )
+    table = Table()
+
+    def fail(**given: Any) -> Any:
+        raise UserCodeException(text)
+
+    table.iter_batches = fail  # type: ignore[method-assign]
+    with pytest.raises(DataError, match=rf"^Ray Data: {cause}$"):
+        list(RayData(table, 4))

@@ -18,6 +18,8 @@ import contextlib
 import itertools
 import logging
 import pickle
+import re
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -48,7 +50,8 @@ class RayData(StreamSource):
         columns: the batch is a tuple of these columns; by default a dict of all.
         shuffle: shuffle all samples at each epoch, by (seed, epoch). The whole data set passes
             through Ray's object store.
-        transform: maps a batch (a dict of numpy arrays by column) to another, in Ray's workers.
+        transform: maps a batch (a dict of numpy arrays by column) to another of as many rows, in
+            Ray's workers.
         num_samples: rows of the data set. By default they are counted: at once for Parquet, by
             reading files of other formats.
     """
@@ -104,7 +107,7 @@ class RayData(StreamSource):
         dataset = self.dataset if seed is None else self.dataset.random_shuffle(seed=seed % _SEEDS)
         dataset = dataset.repartition(target_num_rows_per_block=self.batch_size, strict=True)
         if self.transform is not None:
-            dataset = dataset.map_batches(self.transform, batch_size=None)
+            dataset = dataset.map_batches(same_rows(self.transform), batch_size=None)
         dataset.context.execution_options.preserve_order = True
         return dataset
 
@@ -249,6 +252,36 @@ def connect(address: str | None = None) -> Any:
     return ray
 
 
+def same_rows(transform: Callable[[dict[str, Any]], Any]) -> Callable[[dict[str, Any]], Any]:
+    """Return the transform with an error if it changes the number of rows: the length of a run, and
+    which batch is whose, are those of the rows before it.
+
+    It is sent to Ray's workers, whose nodes may be without trainkit.
+    """
+    if isinstance(transform, type):  # Ray makes the object in its workers
+        return transform
+
+    def rows_of(batch: Any, default: int) -> int:
+        column = next(iter(batch.values()), batch) if isinstance(batch, dict) else batch
+        return len(column) if hasattr(column, "__len__") else default
+
+    def transformed(batch: dict[str, Any]) -> Any:
+        rows = rows_of(batch, 0)
+        made = transform(batch)
+        is_in_parts = isinstance(made, types.GeneratorType)
+        parts = list(made) if is_in_parts else [made]
+        there = sum(rows_of(part, rows) for part in parts)
+        if there != rows:
+            raise ValueError(
+                f"RayData.transform made {there} rows of {rows}, and a run's steps are counted by"
+                " the rows before it. Give a step that adds or drops rows to the data set, as"
+                " dataset.map_batches(...) or .filter(...)."
+            )
+        return (part for part in parts) if is_in_parts else made
+
+    return transformed
+
+
 def _counted(data: RayData) -> int:
     """Return the rows, on rank 0; warn once of an order that no run repeats."""
     if step := unseeded_step(data.dataset):
@@ -300,6 +333,10 @@ def _named(function: Callable[[], Any]) -> Any:
 
 def _in_words(error: BaseException) -> str:
     """Return the cause of an error of Ray's, which begins with the traces of its workers."""
+    before = str(error).rpartition("\n\nThe above exception was the direct cause")[0]
+    # of a transform: the line after the last one of its trace
+    if own := re.findall(r"^ .*\n(\w.*)$", before, re.MULTILINE):
+        return str(own[-1])
     place = -1
     while getattr(error, "cause", None) is not None:
         error, place = error.cause, 0  # type: ignore[attr-defined]
