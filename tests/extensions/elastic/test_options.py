@@ -59,6 +59,7 @@ def test_the_defaults_are_horovodruns() -> None:
         None,
     )
     assert (one.rules.timeout_s, one.rules.pause_s) == (600.0, (1.0, 60.0))
+    assert not one.rules.cools_down
     assert one.hosts == {"localhost": 2} and one.command == ("python", "train.py")
 
 
@@ -98,7 +99,7 @@ def test_all_options_are_heard() -> None:
         0,
     )
     assert (
-        rules.pause_s == (3.0, 9.0)
+        (rules.pause_s, rules.cools_down) == ((3.0, 9.0), True)
         and one.hosts == {"a": 2, "b": 4}
         and one.interfaces == ("eth0", "eth1")
     )

@@ -10,6 +10,8 @@ from trainkit.extensions.elastic.messages import Decision, Over, Rules, Say, Sen
 from trainkit.extensions.elastic.stalls import Stall
 from trainkit.extensions.elastic.workers import Away, Slot, Worker
 
+_DOUBLINGS = 12  # of a second, more than an hour: the longest pause that may be set
+
 
 class Job:
     """One job's workers, slots and generation."""
@@ -187,6 +189,7 @@ class Job:
         """Count a worker's crash: its slot is refilled at once, after a pause, or never again."""
         slot = self.slots[w.host, w.slot]
         slot.crashes += 1
+        slot.all_crashes += 1
         self.failed |= {self.generation} if w.name in self.members else set()
         tried = [s for s in self.slots.values() if s.count]
         if not self.generation and all(s.crashes for s in tried) and not self.alive("waiting"):
@@ -199,11 +202,10 @@ class Job:
                 f"slot {w.slot} of {w.host} is given up: {slot.crashes} crashes without a step in"
                 " between"
             )
-        elif slot.crashes > 1:
+        elif self.rules.cools_down or slot.crashes > 1:
             first, longest = self.rules.pause_s
-            pause = min(longest, first * 2 ** (slot.crashes - 2))
+            counted = slot.all_crashes if self.rules.cools_down else slot.crashes - 1
+            pause = min(longest, first * 2 ** min(counted - 1, _DOUBLINGS))
             slot.ready_at = self.now + pause
-            self.say(
-                f"slot {w.slot} of {w.host} is filled again in {pause:g} s: crash {slot.crashes} in"
-                " a row"
-            )
+            crash = f"{counted}" if self.rules.cools_down else f"{slot.crashes} in a row"
+            self.say(f"slot {w.slot} of {w.host} is filled again in {pause:g} s: crash {crash}")

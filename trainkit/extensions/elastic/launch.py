@@ -88,7 +88,8 @@ def _parser() -> argparse.ArgumentParser:
         nargs=2,
         type=int,
         metavar=("S", "S"),
-        help="first and longest pause before a slot that crashed is filled again, in s (1 60)",
+        help="pause from a slot's first crash on before it is filled again, in s; doubled at each"
+        " crash, up to the second number (no pause at the first crash, then 1 60)",
     )
     hosts = parser.add_argument_group("hosts")
     one = hosts.add_mutually_exclusive_group()

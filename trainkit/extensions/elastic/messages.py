@@ -34,8 +34,10 @@ class Rules:
     # the job fails after this time with too few workers present or starting
     timeout_s: float = 600.0
     reset_limit: int | None = None  # maximum number of generations after the first; None: no limit
-    # the pause before the second replacement of a slot's worker, and the longest pause
+    # the pause before the second replacement of a slot's worker in a row, and the longest pause
     pause_s: tuple[float, float] = (1.0, 60.0)
+    # pause before the first replacement too, and count each crash, whatever was trained between
+    cools_down: bool = False
     leave_s: float = 30.0  # time for a worker to leave after its slot was removed
     # time that workers may wait in a collective after the first one is done, since that one will
     # not join it

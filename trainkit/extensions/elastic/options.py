@@ -154,6 +154,7 @@ def _rules(args: argparse.Namespace, environ: Mapping[str, str]) -> Rules:
         timeout_s=_timeout(args.elastic_timeout, environ),
         reset_limit=args.reset_limit,
         pause_s=(float(first), float(longest)),
+        cools_down=args.cooldown_range is not None,
     )
 
 

@@ -71,6 +71,7 @@ class Slot:
 
     count: int = 0  # processes started here
     crashes: int = 0  # consecutive crashes of workers that took no step of their own
+    all_crashes: int = 0
     ready_at: float = 0.0  # time from which it may be filled again
     given_up: bool = False  # whether it crashed too often
     left: bool = False  # whether its last worker left voluntarily
@@ -89,7 +90,7 @@ class Slot:
 
     def forget(self) -> None:
         """Reset: the host was removed, and came back."""
-        self.crashes = 0
+        self.crashes = self.all_crashes = 0
         self.ready_at = 0.0
         self.given_up = self.left = False
 
