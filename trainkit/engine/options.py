@@ -68,7 +68,9 @@ def changed(**given: Any) -> dict[str, Any]:
     """Return those of the options of how gradients travel that are not the defaults."""
     defaults = {"compression": "none", "op": "average", "gradient_predivide_factor": 1.0}
     defaults |= {"bucket_cap_mb": 25.0, "num_groups": None, "groups": None}
-    return {option: value for option, value in given.items() if value != defaults[option]}
+    return {
+        option: value for option, value in given.items() if value != defaults.get(option, False)
+    }
 
 
 @dataclass(frozen=True)

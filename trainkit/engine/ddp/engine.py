@@ -45,8 +45,8 @@ class DDPEngine(Engine):
         bucket_cap_mb: size of a bucket of gradients, in MiB. Smaller buckets start earlier, larger
             ones cost fewer calls.
         sparse_as_dense: sum the gradients of sparse embeddings as dense ones. Default: they travel
-            as rows, and the optimizer gets a sparse gradient as in a single process (SparseAdam
-            needs it). See buckets.find_sparse.
+            as rows, and the optimizer gets a sparse gradient as in a single process. See
+            buckets.find_sparse.
         process_set: the ranks that train, as the launcher counts them; the other ranks wait.
             Default: all.
     """
@@ -84,6 +84,7 @@ class DDPEngine(Engine):
             op=op,
             gradient_predivide_factor=gradient_predivide_factor,
             bucket_cap_mb=bucket_cap_mb,
+            sparse_as_dense=sparse_as_dense,
         )
         self._bucket_bytes = int(bucket_cap_mb * 2**20)
         self._sparse_as_dense = sparse_as_dense

@@ -71,8 +71,8 @@ class HorovodEngine(Engine):
         groups: lists of names of parameters or modules; each list is one group; any other parameter
             is summed alone.
         sparse_as_dense: sum the gradients of sparse embeddings as dense ones. Default: they travel
-            as rows, and the optimizer gets a sparse gradient as in a single process (SparseAdam
-            needs it). See buckets.find_sparse.
+            as rows, and the optimizer gets a sparse gradient as in a single process. See
+            buckets.find_sparse.
         process_set: the ranks that train, as the launcher counts them; the other ranks wait.
             Default: all.
         fusion_threshold_mb: Horovod sums tensors that are ready together as one, up to this many
@@ -123,6 +123,7 @@ class HorovodEngine(Engine):
             gradient_predivide_factor=gradient_predivide_factor,
             num_groups=num_groups,
             groups=groups,
+            sparse_as_dense=sparse_as_dense,
         )
         self._sparse_as_dense = sparse_as_dense
         self._tuning = Tuning(

@@ -3,6 +3,7 @@
 muon.py, adafactor.py   of matrices, also of those that ranks hold in pieces
 ademamix.py, soap.py    of the package pytorch_optimizer
 lars.py, lamb.py        for large global batches: each layer has its own rate (trust_ratio.py)
+sparse_adam.py          torch's SparseAdam, where gradients are summed as dense ones
 """
 
 from trainkit.extension import Extension
@@ -22,5 +23,6 @@ EXTENSION = Extension(
     summary="optimizer=muon, adafactor, ademamix, soap, lars, lamb: equal weights on every engine",
     proven="each commit; on split weights in the full test run",
     targets=tuple(_CLASSES.values()),
+    features=(f"{_HERE}.sparse_adam.of_stage",),
     names={f"trainkit.optim.{name}": place for name, place in _CLASSES.items()},
 )
