@@ -8,6 +8,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 from tests.helpers.threads import World
@@ -100,3 +101,45 @@ def test_a_sum_beside_scaled_rates_is_named(
     World(2).run(work)
     out = capsys.readouterr().out
     assert out.count("engine.op is 'sum', whose gradient has the size of all ranks'") == lines
+
+
+@pytest.mark.parametrize(
+    ("op", "kind", "settings", "clip", "named"),
+    [
+        ("adasum", torch.optim.SGD, {}, None, ""),
+        ("adasum", torch.optim.SGD, {"momentum": 0.9}, None, "SGD with momentum or weight decay"),
+        ("adasum", torch.optim.SGD, {"weight_decay": 0.1}, 0, "SGD with momentum or weight decay"),
+        ("adasum", torch.optim.AdamW, {}, None, "AdamW"),
+        ("adasum", torch.optim.SGD, {}, 1.0, "trainer.gradient_clip_val"),
+        ("adasum", torch.optim.Adam, {}, 1.0, "Adam and trainer.gradient_clip_val"),
+        ("sum", torch.optim.Adam, {}, 1.0, ""),
+    ],
+)
+def test_adasum_of_what_is_no_plain_sgd_is_named(
+    op: str,
+    kind: type[torch.optim.Optimizer],
+    settings: dict[str, float],
+    clip: float | None,
+    named: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Horovod's DistributedOptimizer combines the ranks' updates, and here gradients are combined:
+    the weights differ, and nothing said so.
+    """
+
+    class Task(Line):
+        def configure_optimizers(self) -> Any:
+            return kind(self.parameters(), lr=0.01, **settings)
+
+    def work(engine: Any) -> None:
+        engine.shown_options = {"op": op}
+        trainer = quiet(
+            tmp_path, engine=engine, max_steps=1, lr_scaling="none", gradient_clip_val=clip
+        )
+        trainer.fit(Task(), loader())
+
+    World(2).run(work)
+    out = " ".join(capsys.readouterr().out.split())
+    assert out.count("op=hvd.Adasum combines their updates") == bool(named)
+    assert not named or f"with {named} the weights differ" in out

@@ -48,7 +48,10 @@ EXTENSION = Extension(
         "load_from_checkpoint": f"{_LIGHTNING}.LOAD_FROM_CHECKPOINT",
     },
     remarks=(
-        *(f"{_AROUND}.{name}" for name in ("unread", "alone", "scaled_twice")),
+        *(
+            f"{_AROUND}.{name}"
+            for name in ("unread", "alone", "scaled_twice", "adasum_of_gradients")
+        ),
         "trainkit.extensions.names.unsaved.unsaved",
         "trainkit.extensions.names.plateaus.waiting",
     ),

@@ -1,7 +1,7 @@
 """What other libraries have set up around a fit, and trainkit does not read: what `accelerate launch`
 asks for, and a Horovod, an Accelerator or torch.distributed that sees one rank where there are
-several. And an `engine.op` of Horovod's beside rates that follow the ranks, which Horovod's scripts
-scale by hand.
+several. And an `engine.op` of Horovod's: beside rates that follow the ranks, which Horovod's scripts
+scale by hand, and Adasum of gradients, where Horovod's is that of updates.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
+from torch.optim import SGD, Optimizer
 
 from trainkit.api.view import RunView
 
@@ -90,3 +91,31 @@ def scaled_twice(run: RunView) -> Iterator[str]:
             f" {run.world_size} ranks too (trainer.lr_scaling={scaling}). Set"
             " trainer.lr_scaling=none, as Horovod's examples do."
         )
+
+
+def adasum_of_gradients(run: RunView) -> Iterator[str]:
+    """Yield that Adasum trains otherwise than Horovod's DistributedOptimizer, which updates on each
+    rank and combines what changed: the same if an update is the gradient times a rate.
+    """
+    if run.world_size == 1 or run.engine.shown_options.get("op") != "adasum":
+        return
+    causes = sorted({_name(each) for each in run.optimizers if not _is_plain(each)})
+    causes += ["trainer.gradient_clip_val"] * bool(run.options.numerics.gradient_clip_val)
+    if causes:
+        yield (
+            "engine.op is 'adasum': gradients of the ranks are combined, where"
+            " hvd.DistributedOptimizer with op=hvd.Adasum combines their updates. With"
+            " SGD alone both are the same; with"
+            f" {' and '.join(causes)} the weights differ from Horovod's."
+        )
+
+
+def _is_plain(optimizer: Optimizer) -> bool:
+    return type(optimizer) is SGD and not any(
+        group["momentum"] or group["weight_decay"] for group in optimizer.param_groups
+    )
+
+
+def _name(optimizer: Optimizer) -> str:
+    kind = type(optimizer)
+    return "SGD with momentum or weight decay" if kind is SGD else kind.__name__
