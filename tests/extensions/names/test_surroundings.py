@@ -117,8 +117,8 @@ def test_a_sum_beside_scaled_rates_is_named(
 )
 def test_adasum_of_what_is_no_plain_sgd_is_named(
     op: str,
-    kind: type[torch.optim.Optimizer],
-    settings: dict[str, float],
+    kind: Any,
+    settings: dict[str, Any],
     clip: float | None,
     named: str,
     tmp_path: Path,

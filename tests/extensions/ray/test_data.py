@@ -225,11 +225,10 @@ def test_an_error_of_a_transform_is_named(cause: str) -> None:
         " above exception was the direct cause of the following exception:\n\nray::Map()"
         " (pid=9)\nray.exceptions.UserCodeException: UDF failed to process a data block.\nTo change"
     )
-    table = Table()
 
-    def fail(**given: Any) -> Any:
-        raise UserCodeException(text)
+    class Failing(Table):
+        def iter_batches(self, batch_size: int, batch_format: str, prefetch_batches: int) -> Any:
+            raise UserCodeException(text)
 
-    table.iter_batches = fail  # type: ignore[method-assign]
     with pytest.raises(DataError, match=rf"^Ray Data: {cause}$"):
-        list(RayData(table, 4))
+        list(RayData(Failing(), 4))

@@ -184,7 +184,7 @@ class Fakes:
 
     def run(self, words: list[str], folder: str | None) -> None:
         """Run a trial's function."""
-        arguments = ({}, words, str(self.folder), folder, 1, {"CPU": 1}, "")
+        arguments: tuple[Any, ...] = ({}, words, str(self.folder), folder, 1, {"CPU": 1}, "")
         thread = threading.Thread(target=trainable._run, args=arguments)
         thread.start()  # it names its thread
         thread.join()
