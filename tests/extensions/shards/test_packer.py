@@ -125,6 +125,17 @@ def test_names_stay_apart(tmp_path: Path) -> None:
     assert len({*keys}) == len(keys) == 8 and all("." not in key for key in keys)
 
 
+def test_a_class_between_underscores_is_packed(tmp_path: Path) -> None:
+    """Though files below such a name are about the tar."""
+    write_pictures(tmp_path, 4, 0, classes=1)
+    (tmp_path / "train" / "class0").rename(tmp_path / "train" / "__other__")
+    (packing,) = plan_of(tmp_path / "train", str(tmp_path / "out"), 10**6)
+    index = pack(packing, ShardStore())
+    dataset = ShardDataset(index, ShardCache(tmp_path / "cache", 1, ShardStore()))
+    assert index.classes == ("__other__",)
+    assert [dataset[i].files["cls"] for i in range(4)] == [b"0"] * 4
+
+
 def test_the_command_writes_both_parts(
     images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

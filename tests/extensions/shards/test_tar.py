@@ -71,3 +71,37 @@ def test_what_is_no_whole_tar_is_refused(tmp_path: Path) -> None:
         pytest.raises(DataError, match=r"a\.tgz cannot be read as a tar"),
     ):
         Members(file, "a.tgz")
+
+
+@pytest.mark.parametrize("second", ["jpg", "JPG"])
+def test_a_file_of_a_sample_twice_is_refused(second: str, tmp_path: Path) -> None:
+    """It names shard, sample and extension; the same key elsewhere in the tar is a sample of its
+    own.
+    """
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w") as tar:
+        for name in ("a.jpg", "b/0.jpg", "b/0.cls", f"b/0.{second}"):
+            tar.addfile(tarfile.TarInfo(name))
+    with (
+        path.open("rb") as file,
+        pytest.raises(DataError, match=r"s3://a\.tar has two files 'jpg' .* sample 'b/0'"),
+    ):
+        Members(file, "s3://a.tar")
+    with tarfile.open(path, "w") as tar:
+        for name in ("a.jpg", "b.jpg", "a.jpg"):
+            tar.addfile(tarfile.TarInfo(name))
+    with path.open("rb") as file:
+        assert len(Members(file, "a.tar")) == 3
+
+
+def test_files_about_the_tar_are_no_samples(tmp_path: Path) -> None:
+    """Those whose first name has two underscores around it, as webdataset skips them."""
+    path = tmp_path / "a.tar"
+    names = ("__meta__/info.json", "__a__", "0.jpg", "a/__b__/1.jpg", "__c.jpg", "__d__.jpg")
+    with tarfile.open(path, "w") as tar:
+        for name in names:
+            tar.addfile(tarfile.TarInfo(name))
+    with path.open("rb") as file:
+        members = Members(file, "a.tar")
+        keys = [members.key_of(i) for i in range(len(members))]
+    assert keys == ["0", "a/__b__/1", "__c", "__d__"]

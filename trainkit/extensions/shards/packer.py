@@ -27,6 +27,7 @@ from trainkit.console import plural
 from trainkit.errors import ConfigError, DataError, clause
 from trainkit.extensions.shards.index import INDEX, Index, Shard, find_index
 from trainkit.extensions.shards.store import ShardStore, joined
+from trainkit.extensions.shards.tar import belongs_to_the_tar
 
 PACKING = "packing.json"
 KINDS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
@@ -134,6 +135,8 @@ def _images(folder: Path, classes: Sequence[str]) -> Iterable[Image]:
             key = first = (
                 inside.rpartition("/")[0] + "/" + inside.rpartition("/")[2].replace(".", "_")
             )
+            if belongs_to_the_tar(key):  # a class "__other__"
+                key = first = f"./{key}"
             while key in taken:  # a.jpg and a.png
                 key = f"{first}-{len(taken)}"
             taken.add(key)

@@ -6,6 +6,7 @@ WebDataset.
 
     n01440764/n01440764_10026.jpeg      sample "n01440764/n01440764_10026", its file "jpeg"
     n01440764/n01440764_10026.cls       the same sample, its file "cls"
+    __meta__/info.json                  of no sample: two underscores around a first name, as there
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from trainkit.errors import DataError
 
 _BLOCK = 512
 _NAMED = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)")
+_ABOUT_THE_TAR = re.compile(r"__[^/]*__($|/)")  # as webdataset's own
 _PLAIN = (b"0", b"\0")
 
 
@@ -43,7 +45,7 @@ class Members:
         name: its name in messages.
 
     Raises:
-        DataError: it is no tar, or ends too early.
+        DataError: it is no tar, ends too early, or has a file of a sample twice.
     """
 
     def __init__(self, file: BinaryIO, name: str) -> None:
@@ -51,11 +53,20 @@ class Members:
         self._name = name
         offsets, sizes, kinds, starts = list[int](), list[int](), list[int](), list[int]()
         known: dict[str, int] = {}
+        of_sample = set[str]()
         before = None
         for key, extension, member in _of_samples(file, name):
             if key != before:
                 starts.append(len(offsets))
                 before = key
+                of_sample.clear()
+            if extension in of_sample:
+                raise DataError(
+                    f"{name} has two files '{extension}' in a row of the sample '{key}'; a sample"
+                    " has one of each extension, in any case of letters. It was written twice, or"
+                    " two samples have one name: write the shard again with a name for each."
+                )
+            of_sample.add(extension)
             offsets.append(member.offset)
             sizes.append(member.size)
             kinds.append(known.setdefault(extension, len(known)))
@@ -86,10 +97,15 @@ class Members:
         )
 
 
+def belongs_to_the_tar(name: str) -> bool:
+    """Return whether a file is of no sample by its name, as __meta__/info.json."""
+    return _ABOUT_THE_TAR.match(name) is not None
+
+
 def _of_samples(file: BinaryIO, name: str) -> Iterator[tuple[str, str, File]]:
     for member in files_of(file, name):
         match = _NAMED.fullmatch(member.name)
-        if match is not None:
+        if match is not None and not belongs_to_the_tar(member.name):
             yield match[1], match[2].lower(), member
 
 
