@@ -25,6 +25,7 @@ from trainkit.api.view import with_role
 from trainkit.arguments import ExistingFolder, PositiveInt
 from trainkit.console import short
 from trainkit.errors import ConfigError, did_you_mean
+from trainkit.extensions.exporting.hub_files import source_of, write_generation
 from trainkit.extensions.language.sampling import Ask, pieces_of
 from trainkit.extensions.language.sources import TransformersSource, load_tokenizer
 from trainkit.optim import decay_groups
@@ -207,7 +208,9 @@ class TransformersTask(trainkit.Task):
             self._write(self.trainer.run_dir / "pretrained")
 
     def _write(self, folder: Path) -> None:
-        """Write the model, or its adapters alone, with the tokenizer of the data."""
+        """Write the model, or its adapters alone, with the tokenizer of the data; and which tokens
+        end a text.
+        """
         transformers.utils.logging.disable_progress_bar()
         layers = with_role(self.trainer.callbacks, "layers")
         (layers[0] if layers else self.model).save_pretrained(folder)
@@ -237,6 +240,9 @@ class TransformersTask(trainkit.Task):
     def configure_optimizers(self) -> Any:
         return with_schedule(
             self,
+            source = None if layers else source_of(self, str(folder))
+            if source is not None:
+                write_generation(folder, source)
             self.optimizer(decay_groups(self.model, no_weight_decay=self.no_weight_decay)),
             self.lr,
         )

@@ -291,6 +291,20 @@ def test_a_folder_becomes_a_chat_model(file: str, tmp_path: Path) -> None:
     assert answer["generated_text"][-1]["role"] == "assistant"
 
 
+def test_the_folder_of_a_fit_ends_where_its_template_ends_an_answer(
+    file: str, tmp_path: Path
+) -> None:
+    """As `trainkit generate` and `trainkit export` do: beside the base model's own end of a text,
+    that of the chat tokenizer's.
+    """
+    task = model(config=LLAMA | {"eos_token_id": 0})
+    quiet(tmp_path, max_steps=1).fit(task, datamodule=chats(file))
+    folder = str(tmp_path / "pretrained")
+    end = byte_tokenizer().convert_tokens_to_ids("<|im_end|>")
+    assert transformers.GenerationConfig.from_pretrained(folder).eos_token_id == [0, end]
+    assert task.text_source(folder).stops(is_chat=True) == {0, end}
+
+
 @pytest.mark.parametrize(
     ("make", "error", "text"),
     [

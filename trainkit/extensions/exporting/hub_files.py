@@ -40,7 +40,7 @@ def write_hub_files(
     """
     source = _write_tokenizer(folder, task, data, run_dir)
     if source is not None and not is_adapter:
-        _write_generation(folder, source)
+        write_generation(folder, source)
     place, manifest = checkpoint
     try:
         training = load_training(place, mapped=True)
@@ -71,13 +71,13 @@ def _write_tokenizer(folder: Path, task: Task, data: Any, run_dir: Path) -> Mode
     elif own is not None and hasattr(own, "save_pretrained"):
         own.save_pretrained(folder)
         given = str(folder)
-    elif (source := _source(task, None)) is not None:
+    elif (source := source_of(task, None)) is not None:
         source.save_tokenizer(folder)
         return source
-    return _source(task, given)
+    return source_of(task, given)
 
 
-def _write_generation(folder: Path, source: ModelSource) -> None:
+def write_generation(folder: Path, source: ModelSource) -> None:
     """Write which tokens end a text, so that transformers' `generate` ends where `python -m
     trainkit generate` does; beside what the model itself has written.
     """
@@ -89,7 +89,7 @@ def _write_generation(folder: Path, source: ModelSource) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n")
 
 
-def _source(task: Task, tokenizer: str | None) -> ModelSource | None:
+def source_of(task: Task, tokenizer: str | None) -> ModelSource | None:
     """Return what makes texts; None if the Task makes none, or without its tokenizer."""
     make = getattr(task, "text_source", None)
     if not callable(make):
