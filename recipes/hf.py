@@ -7,7 +7,7 @@ type and its config. The fit's end leaves such a folder too: <run_dir>/pretraine
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -62,6 +62,7 @@ def load_model(
     folder: str | None,
     model_type: str | None,
     config: dict[str, Any] | None,
+    new_head: bool = False,
     **options: Any,
 ) -> Any:
     """Return a model of a folder, or one of a type with random weights; in float32.
@@ -71,11 +72,12 @@ def load_model(
         folder: of a pretrained model, or its name on a hub; then there is neither type nor config.
         model_type: as bert, gpt2, llama.
         config: arguments of the type's config.
+        new_head: whether a folder's head of another size is replaced by one of random weights.
         options: further arguments of the config, as num_labels.
 
     Raises:
         ConfigError: both or neither are given, an unknown type or argument, or a folder without a
-            model.
+            model, or with weights of other sizes than its config's.
     """
     if (folder is None) == (model_type is None) or (folder is not None and config):
         raise ConfigError(
@@ -85,17 +87,20 @@ def load_model(
         )
     if folder is not None:
         try:
-            return auto.from_pretrained(
+            loaded, about = auto.from_pretrained(
                 folder,
                 local_files_only=Path(folder).is_dir(),  # else a hub's name
                 dtype=torch.float32,
-                ignore_mismatched_sizes=True,
+                ignore_mismatched_sizes=True,  # of those but a new head's: see below
+                output_loading_info=True,
                 **options,
             )
         except (OSError, ValueError) as error:
             raise ConfigError(
                 f"task.model is '{folder}', and no model can be loaded from it: {error}"
             ) from error
+        _check_sizes(folder, about["mismatched_keys"], loaded.base_model_prefix, new_head)
+        return loaded
     known = [*transformers.CONFIG_MAPPING]
     if model_type not in known:
         raise ConfigError(
@@ -125,6 +130,24 @@ def load_model(
         raise ConfigError(
             f"task.model_type is '{model_type}', which {auto.__name__} refuses: {error}"
         ) from error
+
+
+def _check_sizes(folder: str, others: Iterable[Any], base: str, new_head: bool) -> None:
+    """Refuse weights of other sizes than the model's: transformers would draw them."""
+    wrong = sorted(
+        (name, tuple(held), tuple(needed))
+        for name, held, needed in others
+        if not new_head or name.startswith(f"{base}.")
+    )
+    if wrong:
+        name, held, needed = wrong[0]
+        more = f", and {len(wrong) - 1} more do not fit" if wrong[1:] else ""
+        raise ConfigError(
+            f"task.model is '{folder}': its weight '{name}' has the shape {held}, and its"
+            f" config.json asks for {needed}{more}. They would be random. The folder's weights and"
+            " its config.json belong together: save both by save_pretrained, after"
+            " resize_token_embeddings too."
+        )
 
 
 class TransformersTask(trainkit.Task):
@@ -217,6 +240,9 @@ class TransformersTask(trainkit.Task):
         tokenizer = getattr(self.trainer.datamodule, "tokenizer", None)
         if hasattr(tokenizer, "save_pretrained"):
             tokenizer.save_pretrained(folder)
+            source = None if layers else source_of(self, str(folder))
+            if source is not None:
+                write_generation(folder, source)
         self.trainer.say(f"pretrained       {short(folder)}")
 
     def compare_config(self, config: Mapping[str, Any]) -> list[str]:
@@ -240,9 +266,6 @@ class TransformersTask(trainkit.Task):
     def configure_optimizers(self) -> Any:
         return with_schedule(
             self,
-            source = None if layers else source_of(self, str(folder))
-            if source is not None:
-                write_generation(folder, source)
             self.optimizer(decay_groups(self.model, no_weight_decay=self.no_weight_decay)),
             self.lr,
         )
@@ -276,7 +299,7 @@ class HFClassifier(TransformersTask):
         save_pretrained: bool = True,
     ) -> None:
         auto = transformers.AutoModelForSequenceClassification
-        loaded = load_model(auto, model, model_type, config, num_labels=num_classes)
+        loaded = load_model(auto, model, model_type, config, new_head=True, num_labels=num_classes)
         super().__init__(loaded, optimizer, lr, no_weight_decay, save_pretrained)
         # the head's number of each of the data's classes
         self.register_buffer("_numbers", torch.arange(num_classes), persistent=False)

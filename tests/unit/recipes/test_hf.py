@@ -185,6 +185,22 @@ def test_a_head_for_another_number_of_classes_is_new(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("classifies", [False, True])
+def test_a_folder_whose_weights_do_not_fit_is_refused(classifies: bool, tmp_path: Path) -> None:
+    """Of a classifier the head alone may be new; transformers would draw all of another size."""
+    first = HFClassifier(2, SGD, model_type="bert", config=BERT) if classifies else lm()
+    first.model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 300}))
+    name = "bert.embeddings.word_embeddings" if classifies else "transformer.wte"
+    text = rf"weight '{name}\.weight' has the shape \(258, 8\), .* asks for \(300, 8\)"
+    with pytest.raises(ConfigError, match=text):
+        if classifies:
+            HFClassifier(5, SGD, model=str(tmp_path))
+        else:
+            HFCausalLM(SGD, model=str(tmp_path))
+
+
 def test_validation_weighs_tokens(tmp_path: Path) -> None:
     """val/loss is the mean over all tokens of all texts, whatever their batches."""
     task = lm()
