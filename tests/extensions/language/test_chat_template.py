@@ -99,6 +99,23 @@ def test_a_conversation_that_the_template_refuses_is_named() -> None:
         trained(talk(*ASKED), tokenizer)
 
 
+def test_a_rows_variables_reach_the_template() -> None:
+    """As TRL's chat_template_kwargs, with marks of answers and without; what it does not read has
+    no effect, and is refused.
+    """
+    for template in (MARKED, byte_tokenizer().chat_template):
+        tokenizer = byte_tokenizer()
+        tokenizer.chat_template = "{{ '(quiet)' if not enable_thinking }}" + template
+        (plain,) = talk(*ASKED)
+        row = plain._replace(variables={"enable_thinking": True})
+        (text,) = trained([row], tokenizer, loss="all")
+        assert f"(quiet){text}" == trained([plain], tokenizer, loss="all")[0]
+        assert trained([row], tokenizer) == trained([plain], tokenizer)
+    for name, said in (("thinking", "which the chat template does not read"), ("tools", "own")):
+        with pytest.raises(DataError, match=rf"row 1: chat_template_kwargs has '{name}', .*{said}"):
+            trained([plain._replace(variables={name: True})], tokenizer)
+
+
 def test_documents_that_are_too_long_are_cut_or_left_out_and_counted() -> None:
     """One whose answers all stand beyond the cut has nothing to predict, and is left out too."""
     tokenizer = byte_tokenizer()

@@ -45,6 +45,48 @@ def test_a_call_of_a_tool_needs_no_text() -> None:
     assert result.tools == [{"name": "add"}]
 
 
+def call(arguments: Any) -> dict[str, Any]:
+    """Return a message that calls a tool."""
+    function = {"name": "add", "arguments": arguments}
+    calls = [{"type": "function", "id": "1", "function": function}]
+    return {"role": "assistant", "content": "", "tool_calls": calls}
+
+
+def test_what_is_json_text_is_what_it_says(tmp_path: Path) -> None:
+    """Tools, arguments of calls in OpenAI's form, and variables of the template: in a row, and in
+    the column of a .parquet.
+    """
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = pytest.importorskip("pyarrow").Table
+    tools, variables = [{"name": "add"}], {"enable_thinking": False}
+    row = {"messages": [call('{"a": 1}')], "tools": json.dumps(tools)}
+    row["chat_template_kwargs"] = json.dumps(variables)
+    parquet.write_table(table.from_pylist([row]), tmp_path / "a.parquet")
+    plain = {"messages": [call({"a": 1})], "tools": tools, "chat_template_kwargs": variables}
+    expected = conversation_of(plain, "row 1")
+    assert expected.messages == [call({"a": 1})] and expected.variables == variables
+    for result in (conversation_of(row, "row 1"), *read_conversations(tmp_path / "a.parquet")):
+        assert result._replace(place="row 1") == expected
+    assert conversation_of({"messages": [call("")]}, "here").messages == [call({})]
+
+
+@pytest.mark.parametrize(
+    ("row", "text"),
+    [
+        ({"messages": [call("{")]}, "here, message 1, tool call 1: its arguments are .* not JSON"),
+        ({"messages": [call("[1]")]}, r"tool call 1: its arguments are the text '\[1\]'; it must"),
+        ({"tools": "{"}, "here: its tools are a text that is not JSON"),
+        ({"tools": '{"name": "add"}'}, "here: its tools are of type dict; they must be a list"),
+        ({"chat_template_kwargs": "{"}, "here: chat_template_kwargs is a text that is not JSON"),
+        ({"chat_template_kwargs": [1]}, "here: chat_template_kwargs is of type list; it must be"),
+    ],
+)
+def test_what_stands_beside_the_texts_is_checked(row: dict[str, Any], text: str) -> None:
+    """The error names the row, the message, and what is legal."""
+    with pytest.raises(DataError, match=text):
+        conversation_of(ROWS[0] | row, "here")
+
+
 @pytest.mark.parametrize(
     ("row", "text"),
     [

@@ -74,7 +74,11 @@ def test_the_prompt_of_texts_is_their_beginning(chosen: str, rejected: str, prom
             ROW | {"rejected": [{"role": "gpt", "content": "3"}]},
             "here, rejected, message 1 has the",
         ),
-        (ROW | {"chat_template_kwargs": {"x": 1}}, "chat_template_kwargs, which would have no eff"),
+        (ROW | {"chat_template_kwargs": [1]}, "chat_template_kwargs is of type list; it must be"),
+        (
+            {"prompt": "2", "chosen": "a", "rejected": "b", "chat_template_kwargs": {"x": 1}},
+            "has chat_template_kwargs, which have no effect on texts",
+        ),
         (ROW | {"tools": "{"}, "its tools are a text that is not JSON"),
         (
             {"prompt": "2 + 2?", "chosen": ASKED + TWO, "rejected": ASKED + THREE},
@@ -86,6 +90,18 @@ def test_a_row_that_is_not_a_pair_is_named(row: Any, text: str) -> None:
     """The error names the row, its column, and what is legal."""
     with pytest.raises(DataError, match=text):
         pair_of(row, "here")
+
+
+def test_a_rows_variables_reach_the_template() -> None:
+    """With the prompt and with both answers, as in TRL."""
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = "{{ style }}" + tokenizer.chat_template
+    row = pair_of(ROW | {"chat_template_kwargs": {"style": "short: "}}, "here")
+    documents = encode_pairs([row], tokenizer, 99, "cut").documents
+    for number in (0, 1):
+        ids, labels = documents.document(number)
+        assert tokenizer.decode(ids).startswith("short: <|im_start|>user")
+        assert labels[0] < 0
 
 
 def test_a_file_without_a_pair_is_refused(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ system), whole and streamed; bad requests are answered with its errors.
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -279,6 +280,11 @@ def test_the_models_are_listed(server: Server) -> None:
             "messages[0].content",
             "reads text alone",
         ),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}]},
+            "messages[0].tool_calls",
+            "tool call 1: its arguments are a text that is not JSON",
+        ),
         ({"messages": [{"role": "user", "content": "x" * 400}]}, "messages", "1 to 255"),
         ({"temperature": 3}, "temperature", "a number of 0 to 2"),
         ({"temperature": True}, "temperature", "a number of 0 to 2"),
@@ -411,6 +417,16 @@ def test_messages_need_a_chat_template(tmp_path: Path) -> None:
         with pytest.raises(openai.BadRequestError, match="has no chat template"):
             server.client().chat.completions.create(model="tiny", messages=CHAT)
         assert server.client().completions.create(model="tiny", prompt="x").choices[0].text
+
+
+def test_arguments_of_a_call_are_an_object() -> None:
+    """As chat templates read them; a text would be written as a string."""
+    function = {"name": "add", "arguments": '{"a": 1}'}
+    message = {"role": "assistant", "tool_calls": [{"id": "1", "function": function}]}
+    body = json.dumps({"model": "tiny", "messages": [message]}).encode()
+    (read,) = read_chat(body, "tiny", 4).asks[0].prompt
+    assert isinstance(read, dict)
+    assert read["tool_calls"] == [{"id": "1", "function": function | {"arguments": {"a": 1}}}]
 
 
 def test_a_draw_without_a_seed_is_new() -> None:

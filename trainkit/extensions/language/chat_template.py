@@ -25,6 +25,9 @@ from trainkit.extensions.language.packing import IGNORED, Document
 Loss = Literal["answers", "all"]
 TooLong = Literal["cut", "leave_out", "refuse"]
 _AT_ONCE = 1000  # conversations that the tokenizer encodes together, on all cores
+# arguments of apply_chat_template that a row sets by other columns, or never
+_OURS = {"conversation", "messages", "tools", "chat_template", "add_generation_prompt"}
+_OURS |= {"continue_final_message", "tokenize", "return_dict", "return_assistant_tokens_mask"}
 _MARKS_ANSWERS = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
@@ -191,8 +194,9 @@ def render(
         tokens: for a dict of input_ids and assistant_masks.
 
     Raises:
-        DataError: the template refuses it.
+        DataError: the template refuses it, or does not read one of its variables.
     """
+    _check_variables(tokenizer, conversation)
     messages = [_without_weight(message) for message in conversation.messages]
     more = {"return_dict": True, "return_assistant_tokens_mask": True} if tokens else {}
     try:
@@ -202,11 +206,27 @@ def render(
             tokenize=tokens,
             add_generation_prompt=asks,
             **more,
+            **conversation.variables,
         )
     except Exception as error:  # of a template: anything
         raise DataError(
             f"{conversation.place}: the chat template refuses it: {type(error).__name__}: {error}"
         ) from error
+
+
+def _check_variables(tokenizer: Any, conversation: Conversation) -> None:
+    for name in conversation.variables:
+        if name in _OURS:
+            raise DataError(
+                f"{conversation.place}: chat_template_kwargs has '{name}', which is the row's own"
+                " or trainkit's. Leave it out."
+            )
+        if not re.search(rf"\b{re.escape(name)}\b", str(tokenizer.chat_template)):
+            raise DataError(
+                f"{conversation.place}: chat_template_kwargs has '{name}', which the chat template"
+                " does not read. Leave it out, or give a template that does:"
+                " data.chat_template=FILE.jinja"
+            )
 
 
 def _without_weight(message: dict[str, Any]) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """Conversations of files: a .jsonl, a .parquet, or a folder of datasets' save_to_disk; checked row
 by row.
 
-A row has "messages", a list of {"role": ..., "content": ...}, and may have "tools". The names are
-those of the OpenAI chat format, as transformers' chat templates take them.
+A row has "messages", a list of {"role": ..., "content": ...}, and may have "tools" and
+"chat_template_kwargs". The names are those of the OpenAI chat format, as transformers' chat
+templates take them, and TRL's.
 """
 
 from __future__ import annotations
@@ -14,6 +15,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainkit.errors import ConfigError, DataError, did_you_mean
+from trainkit.extensions.language.row_fields import (
+    parsed_calls,
+    template_variables_of,
+    tools_of,
+)
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 # names of other formats, and what they are called here
@@ -28,11 +34,13 @@ class Conversation(NamedTuple):
         messages: each a dict of role, content, and what else the chat template reads.
         tools: descriptions of the tools that the assistant may call; None without.
         place: the row, for messages to the user: "chat.jsonl, row 3".
+        variables: of the chat template, beside these.
     """
 
     messages: Sequence[dict[str, Any]]
     tools: Any
     place: str
+    variables: Mapping[str, Any] = {}
 
 
 def read_conversations(source: str | Path) -> list[Conversation]:
@@ -66,7 +74,12 @@ def conversation_of(row: Any, place: str) -> Conversation:
         if isinstance(row, Mapping) and "conversations" in row:
             hint = " Rename the column conversations to messages, from to role, value to content."
         raise DataError(f"{place} has no 'messages'; it has {has}.{hint} A row is {_FORM}")
-    return Conversation(messages_of(row["messages"], place), row.get("tools") or None, place)
+    return Conversation(
+        messages_of(row["messages"], place),
+        tools_of(row, place),
+        place,
+        template_variables_of(row, place),
+    )
 
 
 def messages_of(messages: Any, place: str, form: str = _FORM) -> list[dict[str, Any]]:
@@ -106,6 +119,8 @@ def _message(message: Any, place: str) -> dict[str, Any]:
             f"{place} has the weight {own['weight']!r}; it must be 1, or 0 for an answer that is"
             " not trained on."
         )
+    if "tool_calls" in own:
+        own["tool_calls"] = parsed_calls(own["tool_calls"], place)
     return {**own, "content": content}
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ import numpy as np
 from trainkit.errors import DataError
 from trainkit.extensions.language.chat_template import Encoded, TooLong, render
 from trainkit.extensions.language.conversations import Conversation, messages_of, rows_of
+from trainkit.extensions.language.row_fields import template_variables_of, tools_of
 
 _FORM = '{"prompt": ..., "chosen": ..., "rejected": ...}, each a text or a list of messages.'
 _AT_ONCE = 1000  # pairs that the tokenizer encodes together, on all cores
@@ -36,6 +36,7 @@ class AnswerPair(NamedTuple):
         rejected: the other one.
         tools: descriptions of the tools that the assistant may call; None without.
         place: the row, for messages to the user: "pairs.jsonl, row 3".
+        variables: of the chat template, beside these.
     """
 
     prompt: Any
@@ -43,6 +44,7 @@ class AnswerPair(NamedTuple):
     rejected: Any
     tools: Any
     place: str
+    variables: Mapping[str, Any] = {}
 
     @property
     def is_text(self) -> bool:
@@ -107,11 +109,6 @@ def pair_of(row: Any, place: str) -> AnswerPair:
         raise DataError(
             f"{place} has no pair of 'chosen' and 'rejected'; it has {has}.{hint} A row is {_FORM}"
         )
-    if row.get("chat_template_kwargs"):
-        raise DataError(
-            f"{place} has chat_template_kwargs, which would have no effect. Write them into the"
-            " template: data.chat_template=FILE.jinja"
-        )
     prompt = row.get("prompt")
     chosen, rejected = (_side(row[key], f"{place}, {key}") for key in ("chosen", "rejected"))
     if isinstance(chosen, str) != isinstance(rejected, str):
@@ -132,20 +129,17 @@ def pair_of(row: Any, place: str) -> AnswerPair:
         raise DataError(
             f"{place}: its prompt is a list of messages, and its answers texts. A row is {_FORM}"
         )
-    return AnswerPair(prompt, chosen, rejected, _tools(row.get("tools") or None, place), place)
+    variables = template_variables_of(row, place)
+    if variables and isinstance(prompt, str):
+        raise DataError(
+            f"{place} has chat_template_kwargs, which have no effect on texts: no chat template"
+            " writes them. Leave the column out, or give lists of messages."
+        )
+    return AnswerPair(prompt, chosen, rejected, tools_of(row, place), place, variables)
 
 
 def _side(value: Any, place: str) -> Any:
     return value if isinstance(value, str) else messages_of(value, place, _FORM)
-
-
-def _tools(value: Any, place: str) -> Any:
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except ValueError as error:
-        raise DataError(f"{place}: its tools are a text that is not JSON: {error}.") from error
 
 
 def _split(chosen: Any, rejected: Any, place: str) -> tuple[Any, Any, Any]:
@@ -232,7 +226,7 @@ def _texts(pair: AnswerPair, tokenizer: Any) -> Iterator[str]:
         for answer in (pair.chosen, pair.rejected):
             yield pair.prompt + answer + end * (not answer.endswith(end))
         return
-    asked = Conversation(pair.prompt, pair.tools, pair.place)
+    asked = Conversation(pair.prompt, pair.tools, pair.place, pair.variables)
     yield render(tokenizer, asked, asks=True)
     for answer in (pair.chosen, pair.rejected):
         yield render(tokenizer, asked._replace(messages=[*pair.prompt, *answer]))

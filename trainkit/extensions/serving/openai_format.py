@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainkit.errors import did_you_mean
+from trainkit.errors import DataError, did_you_mean
+from trainkit.extensions.language.row_fields import parsed_calls
 from trainkit.extensions.language.sampling import Answer, Ask
 from trainkit.extensions.serving.body import RequestError, refuse_constant
 
@@ -175,7 +176,13 @@ def _message(given: Any, place: str) -> dict[str, Any]:
         content = "".join(map(str, texts))
     if not isinstance(content, str) and not (content is None and given.get("tool_calls")):
         raise OpenAIError(f"{place}.content must be a text.", f"{place}.content")
-    return {**given, "content": content or ""}
+    message = {**given, "content": content or ""}
+    if given.get("tool_calls"):
+        try:
+            message["tool_calls"] = parsed_calls(given["tool_calls"], place)
+        except DataError as error:
+            raise OpenAIError(str(error), f"{place}.tool_calls") from error
+    return message
 
 
 def _request(
