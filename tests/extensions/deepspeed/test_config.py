@@ -139,6 +139,28 @@ def test_two_sources_that_differ_are_refused(user: dict[str, Any], words: str) -
         written(user)
 
 
+@pytest.mark.parametrize(
+    ("user", "words"),
+    [
+        (
+            {"activation_checkpointing": {"partition_activations": True}},
+            r"'activation_checkpointing'.* no effect here; trainer\.activation_checkpointing=true has",
+        ),
+        ({"checkpoint": {"load_universal": True}}, r"'checkpoint'.* no effect .* trainkit's own"),
+        ({"datastates_ckpt": {"host_cache_size": 16}}, r"'datastates_ckpt'.* no effect here"),
+        ({"dataloader_drop_last": True}, r"'dataloader_drop_last'.* no effect .* feeds the data"),
+        ({"compile": {"deepcompile": True}}, r"'compile'.* no effect here; .* nothing is compiled"),
+    ],
+)
+def test_sections_without_effect_are_refused(user: dict[str, Any], words: str) -> None:
+    """Only calls that trainkit never makes read them; one that asks for nothing is left out."""
+    with pytest.raises(ConfigError, match=words):
+        written(user)
+    (name,) = user
+    for section in ({"enabled": False, "size": 3}, {"a": False, "b": None, "c": "auto"}, False):
+        assert name not in written({name: section})
+
+
 def adam_beside(params: dict[str, Any], decay: float) -> None:
     """Compare a section of type Adam with a Task's torch.optim.Adam."""
     weights = torch.nn.Linear(2, 2).parameters()

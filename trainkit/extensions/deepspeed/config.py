@@ -24,7 +24,8 @@ from trainkit.extensions.deepspeed.sections import check_optimizer, check_schedu
 Place = Literal["none", "cpu", "nvme"]
 _DEFAULT_STAGE = 2
 
-# Sections in which DeepSpeed would do what trainkit does already.
+# Sections in which DeepSpeed would do what trainkit does already; and those that only calls read
+# which trainkit never makes: deepspeed.checkpointing.configure, save_checkpoint, compile, its loader.
 _REFUSED = {
     "amp": "apex is not supported; trainer.precision=bf16-mixed is",
     "torch_autocast": "trainer.precision has a value of its own for it",
@@ -34,6 +35,12 @@ _REFUSED = {
     "data_efficiency": "trainkit feeds the data",
     "tensor_parallel": "all ranks have different samples in trainkit",
     "pipeline": "trainkit has the loop",
+    "activation_checkpointing": "it has no effect here; trainer.activation_checkpointing=true has,"
+    " on every engine",
+    "checkpoint": "it has no effect here; checkpoints are trainkit's own, of whole weights",
+    "datastates_ckpt": "it has no effect here; checkpoints are trainkit's own",
+    "dataloader_drop_last": "it has no effect here; trainkit feeds the data",
+    "compile": "it has no effect here; under DeepSpeed nothing is compiled",
 }
 
 
@@ -157,8 +164,7 @@ def write_config(
             trainkit refuses.
     """
     for name in sorted(user.keys() & _REFUSED.keys()):
-        section = user[name]
-        if section and not (isinstance(section, Mapping) and section.get("enabled") is False):
+        if not _is_off(user[name]):
             raise ConfigError(
                 f"engine.config has '{name}', which trainkit does not pass on: {_REFUSED[name]}."
                 " Leave it out."
@@ -174,6 +180,13 @@ def write_config(
     for place, (value, source) in _ours(settings, options, user, world_size).items():
         _put(written, place, value, source, user)
     return written
+
+
+def _is_off(section: Any) -> bool:
+    """Return whether a section asks for nothing."""
+    if not isinstance(section, Mapping):
+        return not section or section == "auto"
+    return section.get("enabled") is False or all(map(_is_off, section.values()))
 
 
 def _ours(
