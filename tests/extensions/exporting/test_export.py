@@ -71,6 +71,28 @@ def test_a_file_computes_what_the_task_computes(kind: str, tmp_path: Path) -> No
     assert torch.allclose(answer(done.path, toy.Net(), x), expected, atol=1e-6)
 
 
+class Part(Tensor):
+    """A weight that is spread over ranks, as DTensor."""
+
+    def to_local(self) -> Tensor:
+        """Return this rank's part."""
+        return self.as_subclass(Tensor)
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "torch_export"])
+@pytest.mark.parametrize("is_spread", [True, False])
+def test_parts_of_weights_are_refused(is_spread: bool, kind: str, tmp_path: Path) -> None:
+    """Those of engine=fsdp, and of another stage; it says what to export."""
+    task = toy.Line()
+    own = torch.ones(1, 3).as_subclass(Part) if is_spread else torch.ones(1, 3, device="meta")
+    task.model.weight = nn.Parameter(own)
+    with pytest.raises(
+        TaskError, match=rf"each rank holds a part .* ckpt_path=last format={kind}; or, in a script"
+    ):
+        export(task, tmp_path / f"model{SUFFIXES[kind]}", kind, torch.ones(4, 3))
+    assert not [*tmp_path.iterdir()]
+
+
 @pytest.mark.parametrize("kind", SUFFIXES)
 def test_the_task_is_left_as_it_was(kind: str, tmp_path: Path) -> None:
     """Weights, gradients and each module's mode are unchanged."""

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from trainkit.api.task import Task
+from trainkit.device.shards import is_spread
 from trainkit.errors import TaskError
 from trainkit.extensions.exporting import huggingface, onnx, peft, program, weights
 from trainkit.extensions.exporting.compare import difference_of, tolerance_of
@@ -77,8 +78,8 @@ def export(
 
     Raises:
         ConfigError: format, output or example_input is not legal.
-        TaskError: the Task has no `forward`, or it cannot be exported, or the file's outputs differ
-            from it.
+        TaskError: the Task has no `forward`, its weights are split over ranks, it cannot be
+            exported, or the file's outputs differ from it.
     """
     check_format(format)
     path = check_output(output, format)
@@ -86,6 +87,14 @@ def export(
         raise TaskError(
             f"{type(task).__name__} has no forward(), and export writes forward(x). Define it: "
             "`def forward(self, x): return self.model(x)`."
+        )
+    if any(is_spread(parameter) or parameter.is_meta for parameter in task.parameters()):
+        raise TaskError(
+            f"This process has no whole weights of this {type(task).__name__}: each rank holds a"
+            " part of them after a fit whose engine splits them. Export a checkpoint of the run:"
+            f" python -m trainkit export run_dir=FOLDER ckpt_path=last format={format}; or, in a"
+            " script without ranks, build the Task with its weights:"
+            f" {type(task).__name__}.load_from_checkpoint(PATH)."
         )
     with _still(task):
         args = example_of(task, example_input)
