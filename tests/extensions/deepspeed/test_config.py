@@ -144,7 +144,7 @@ def test_two_sources_that_differ_are_refused(user: dict[str, Any], words: str) -
     [
         (
             {"activation_checkpointing": {"partition_activations": True}},
-            r"'activation_checkpointing'.* no effect here; trainer\.activation_checkpointing=true has",
+            r"'activation_checkpointing'.* no effect here; trainer\.activation_checkpointing=true",
         ),
         ({"checkpoint": {"load_universal": True}}, r"'checkpoint'.* no effect .* trainkit's own"),
         ({"datastates_ckpt": {"host_cache_size": 16}}, r"'datastates_ckpt'.* no effect here"),

@@ -25,7 +25,7 @@ Place = Literal["none", "cpu", "nvme"]
 _DEFAULT_STAGE = 2
 
 # Sections in which DeepSpeed would do what trainkit does already; and those that only calls read
-# which trainkit never makes: deepspeed.checkpointing.configure, save_checkpoint, compile, its loader.
+# which trainkit never makes: checkpointing.configure, save_checkpoint, compile, its loader.
 _REFUSED = {
     "amp": "apex is not supported; trainer.precision=bf16-mixed is",
     "torch_autocast": "trainer.precision has a value of its own for it",
