@@ -60,6 +60,7 @@ from trainkit.extensions.fsdp.layouts import (
 from trainkit.extensions.fsdp.replicas import ReplicaCollectives, take_rank
 from trainkit.extensions.fsdp.tensor import split_widths
 from trainkit.extensions.fsdp.units import (
+    explaining_dtypes,
     give_memory,
     is_split,
     part_of,
@@ -111,7 +112,8 @@ class FSDPEngine(Engine):
             optimizer runs there.
         param_dtype: gather weights and compute in this dtype, and sum gradients in float32: half
             the memory and traffic of gathered weights, in place of trainer.precision's autocast.
-            Default: the weights' own.
+            The inputs of modules are cast, not the batch: targets stay as they are. Default: the
+            weights' own.
     """
 
     name = "fsdp"
@@ -288,7 +290,8 @@ class FSDPEngine(Engine):
                 setattr(task, entry, self._stages.staged(entry, getattr(task, entry), step))
             if not self._reshard and entry != "training_step":
                 setattr(task, entry, resharding(getattr(task, entry), list(units_of(task))))
-            setattr(task, entry, reporting_peers(getattr(task, entry), self.ranks))
+            called = explaining_dtypes(getattr(task, entry), self._param_dtype)
+            setattr(task, entry, reporting_peers(called, self.ranks))
 
     def prepare(
         self,
@@ -323,7 +326,7 @@ class FSDPEngine(Engine):
 
     def backward(self, loss: Tensor | HandedOn) -> None:
         """See Engine: weights are gathered, and gradients summed, while it runs."""
-        run = super().backward
+        run = explaining_dtypes(super().backward, self._param_dtype)
         layout = self._stages or self._sequence
         if layout is not None:
             run = functools.partial(layout.backward, run=run)

@@ -4,27 +4,33 @@ has none.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import (
     DefaultAllGather,
     DefaultReduceScatter,
 )
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.utils._pytree import tree_map
 
 from trainkit.engine.collectives import Collectives, PeerError
 from trainkit.engine.ddp.collectives import blames_peer
 from trainkit.engine.pieces import Piece
 from trainkit.engine.ranks import Ranks
-from trainkit.errors import ConfigError
+from trainkit.errors import ConfigError, TaskError
 from trainkit.extensions.fsdp.layouts import STAGE
+
+# torch's errors of a product, a convolution and a backward
+_MIXED = re.compile(r"same dtype|expected scalar type|Found dtype|type \(.*\) should be the same")
 
 
 def units_of(task: nn.Module) -> Iterator[FSDPModule]:
@@ -66,14 +72,36 @@ def split_units(
 
     Args:
         elsewhere: weights of other stages.
-        options: of fully_shard.
+        options: of fully_shard. With a `param_dtype` the inputs of modules are cast to it: those of
+            blocks by FSDP2, and those of modules whose weights are in the last group here. FSDP2
+            would cast the inputs of that group's module, the Task, which are the whole batch:
+            targets would be rounded.
     """
     own = [block for block in blocks if elsewhere.isdisjoint(block.parameters())]
     modules = [*without_shared(task, own), task]
     refuse_dtypes(task, modules, elsewhere)
+    policy: MixedPrecisionPolicy = options["mp_policy"]
+    if policy.param_dtype is not None:
+        inner = {weight for module in modules[:-1] for weight in module.parameters()}
+        for module in task.modules():
+            if not (inner | elsewhere).issuperset(module.parameters(recurse=False)):
+                cast = functools.partial(_cast_inputs, dtype=policy.param_dtype)
+                module.register_forward_pre_hook(cast, with_kwargs=True)
+    policies = dict.fromkeys(modules, policy)
+    policies[task] = dataclasses.replace(policy, cast_forward_inputs=False)
     for module in modules:
-        fully_shard(module, ignored_params=elsewhere, **options)
+        fully_shard(module, ignored_params=elsewhere, **{**options, "mp_policy": policies[module]})
     _set_up_units(task)
+
+
+def _cast_inputs(
+    module: nn.Module, args: Any, kwargs: dict[str, Any], *, dtype: torch.dtype
+) -> tuple[Any, dict[str, Any]]:
+    def cast(value: Any) -> Any:
+        casts = isinstance(value, Tensor) and value.is_floating_point()
+        return value.to(dtype) if casts else value
+
+    return tree_map(cast, args), tree_map(cast, kwargs)
 
 
 def refuse_dtypes(
@@ -161,6 +189,30 @@ def resharding(call: Callable[..., Any], units: Sequence[FSDPModule]) -> Callabl
             return call(*args, **kwargs)
         finally:
             reshard(units)
+
+    return called
+
+
+def explaining_dtypes(call: Callable[..., Any], name: str | None) -> Callable[..., Any]:
+    """Return a call whose error of mixed dtypes says that weights have `engine.param_dtype`, if
+    there is one, and the batch has its own.
+    """
+    if name is None:
+        return call
+
+    @functools.wraps(call)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return call(*args, **kwargs)
+        except RuntimeError as error:
+            if not _MIXED.search(str(error)):
+                raise
+            raise TaskError(
+                f"engine.param_dtype is '{name}': modules and weights compute in it, and the batch"
+                f" stays what it is. The Task mixes both where torch takes one: {error}. Convert"
+                " what the loss takes, as `self.model(x).float()`, and what a weight is multiplied"
+                " with, as `x.to(self.weight.dtype)`; or set trainer.precision=bf16-mixed instead."
+            ) from error
 
     return called
 
