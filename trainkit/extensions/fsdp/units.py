@@ -208,10 +208,11 @@ def explaining_dtypes(call: Callable[..., Any], name: str | None) -> Callable[..
             if not _MIXED.search(str(error)):
                 raise
             raise TaskError(
-                f"engine.param_dtype is '{name}': modules and weights compute in it, and the batch"
-                f" stays what it is. The Task mixes both where torch takes one: {error}. Convert"
-                " what the loss takes, as `self.model(x).float()`, and what a weight is multiplied"
-                " with, as `x.to(self.weight.dtype)`; or set trainer.precision=bf16-mixed instead."
+                f"engine.param_dtype is '{name}': modules and weights compute in it; the batch, and"
+                " buffers as a batch norm's, stay what they are. Both meet where torch takes one:"
+                f" {error}. Convert what the loss takes, as `self.model(x).float()`, and what a"
+                " weight is multiplied with, as `x.to(self.weight.dtype)`; or set"
+                " trainer.precision=bf16-mixed instead, as for a batch norm on a CPU."
             ) from error
 
     return called
