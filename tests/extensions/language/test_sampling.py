@@ -137,6 +137,15 @@ def test_a_chat_ends_where_its_template_ends_an_answer(tokenizer: Any) -> None:
     assert stops_of(model, tokenizer, is_chat=True) == {0, 2}
 
 
+@pytest.mark.parametrize("template", [None, "{{ raise_exception('no system message') }}"])
+def test_a_tokenizer_without_a_template_for_a_question_ends_as_a_text(template: Any) -> None:
+    """A fit that was of texts, or of conversations with a system message each, leaves its folder."""
+    tokenizer = byte_tokenizer()
+    tokenizer.eos_token = "<|endoftext|>"
+    tokenizer.chat_template = template
+    assert stops_of(causal(eos_token_id=0), tokenizer, is_chat=True) == {0}
+
+
 def test_a_text_without_room_is_refused(tokenizer: Any) -> None:
     """A model's longest text is an end too."""
     model = causal(max_position_embeddings=8, eos_token_id=None)

@@ -174,16 +174,21 @@ def stops_of(model: Any, tokenizer: Any, is_chat: bool) -> set[int]:
     """
     own = model.generation_config.eos_token_id if model.generation_config is not None else None
     stops = {*([own] if isinstance(own, int) else own or ()), tokenizer.eos_token_id}
-    if is_chat:
-        question: Messages = [{"role": "user", "content": "?"}]
-        before = tokenizer.apply_chat_template(question, add_generation_prompt=True, tokenize=False)
-        whole = tokenizer.apply_chat_template(
-            [*question, {"role": "assistant", "content": "!"}], tokenize=False
-        )
-        after = whole.removeprefix(before).removeprefix("!")
-        if whole.startswith(before + "!") and after:
-            stops.add(_first_special(tokenizer, after))
+    if is_chat and getattr(tokenizer, "chat_template", None):
+        stops.add(_end_of_answer(tokenizer))
     return {stop for stop in stops if stop is not None}
+
+
+def _end_of_answer(tokenizer: Any) -> int | None:
+    question: Messages = [{"role": "user", "content": "?"}]
+    answered: Messages = [*question, {"role": "assistant", "content": "!"}]
+    try:
+        before = tokenizer.apply_chat_template(question, add_generation_prompt=True, tokenize=False)
+        whole = tokenizer.apply_chat_template(answered, tokenize=False)
+    except Exception:  # of a template: anything, as that a system message is missing
+        return None
+    after = whole.removeprefix(before).removeprefix("!")
+    return _first_special(tokenizer, after) if whole.startswith(before + "!") and after else None
 
 
 def _first_special(tokenizer: Any, text: str) -> int | None:
