@@ -17,6 +17,7 @@ import torch
 
 from benchmarks import everything, history, instructions, page
 from benchmarks.peers import MODULES
+from tests.helpers.forks import server
 
 ROOT = Path(__file__).parents[2]
 KEPT: dict[str, Any] = json.loads(everything.RESULTS.read_text())
@@ -122,7 +123,7 @@ def test_the_gpu_script_runs(tmp_path: Path) -> None:
     """
     out = tmp_path / "gpu.json"
     command = [
-        sys.executable,
+        str(server()[1] / "python"),
         "-m",
         "benchmarks.gpu",
         "--device",
