@@ -12,7 +12,7 @@ from torch import nn
 from trainkit.engine.collectives import PeerError
 from trainkit.engine.ranks import Ranks
 from trainkit.errors import ConfigError
-from trainkit.extensions.fsdp.units import refuse_dtypes, reporting_peers
+from trainkit.extensions.fsdp.units import refuse_weights, reporting_peers
 from trainkit.launch.environment import read_launcher
 
 
@@ -53,9 +53,19 @@ def test_weights_of_a_unit_have_one_dtype() -> None:
     """Of several units each its own; frozen ones, and those of other stages, do not count."""
     block, frozen = nn.Linear(2, 2).bfloat16(), nn.Linear(2, 2).half().requires_grad_(False)
     model = nn.Sequential(block, nn.Linear(2, 2), frozen)
-    refuse_dtypes(model, [block, model], set())
-    refuse_dtypes(model, [model], set(block.parameters()))
+    refuse_weights(model, [block, model], set())
+    refuse_weights(model, [model], set(block.parameters()))
     with pytest.raises(
         ConfigError, match=r"'0\.bias' is torch\.bfloat16, '1\.bias' is torch\.float32: weights"
     ):
-        refuse_dtypes(model, [model], set())
+        refuse_weights(model, [model], set())
+
+
+def test_a_scalar_is_named() -> None:
+    """As the temperature of a contrastive loss: torch's own error names no weight."""
+    model = nn.Sequential(nn.Linear(2, 2))
+    model.scale = nn.Parameter(torch.zeros(()))
+    with pytest.raises(ConfigError, match=r"'scale' is a scalar, .* nn\.Parameter\(torch\.zeros"):
+        refuse_weights(model, [model[0], model], set())
+    model.scale = nn.Parameter(torch.zeros(1))
+    refuse_weights(model, [model[0], model], set())

@@ -79,7 +79,7 @@ def split_units(
     """
     own = [block for block in blocks if elsewhere.isdisjoint(block.parameters())]
     modules = [*without_shared(task, own), task]
-    refuse_dtypes(task, modules, elsewhere)
+    refuse_weights(task, modules, elsewhere)
     policy: MixedPrecisionPolicy = options["mp_policy"]
     if policy.param_dtype is not None:
         inner = {weight for module in modules[:-1] for weight in module.parameters()}
@@ -104,22 +104,28 @@ def _cast_inputs(
     return tree_map(cast, args), tree_map(cast, kwargs)
 
 
-def refuse_dtypes(
+def refuse_weights(
     task: nn.Module, modules: Sequence[nn.Module], elsewhere: set[nn.Parameter]
 ) -> None:
-    """Refuse a unit whose weights have several dtypes: FSDP2 gathers them as one tensor.
+    """Refuse a unit whose weights have several dtypes, since FSDP2 gathers them as one tensor; and
+    scalars, which it cannot split.
 
     Args:
         modules: of the units, inner ones first.
 
     Raises:
-        ConfigError: names a weight of each dtype.
+        ConfigError: names a weight of each dtype, or the scalar.
     """
     taken = set(elsewhere)
     names = {weight: name for name, weight in task.named_parameters()}
     for module in modules:
         own = [weight for weight in module.parameters() if weight not in taken]
         taken.update(own)
+        if scalar := next((names[weight] for weight in own if weight.ndim == 0), None):
+            raise ConfigError(
+                f"engine is fsdp, and '{scalar}' is a scalar, which cannot be split over ranks. Make"
+                " it a tensor with one element, nn.Parameter(torch.zeros(1)), or use engine=ddp."
+            )
         dtypes = {weight.dtype: names[weight] for weight in own if weight.requires_grad}
         if len(dtypes) > 1:
             (one, name), (other, another) = list(dtypes.items())[:2]
