@@ -62,7 +62,7 @@ class _Variables(NamedTuple):
 
 
 # Most reliable first.
-_LAUNCHERS = (
+LAUNCHERS = (
     # `python -m trainkit launch`: its driver is that of an elastic horovodrun.
     _Variables(
         "launch",
@@ -108,24 +108,7 @@ _LAUNCHERS = (
         "",
     ),
 )
-_NAMES = frozenset(name for variables in _LAUNCHERS for name in variables[1:])
-
-
-def pretend(world_size: int, local_size: int, name: Literal["horovodrun", "torchrun"]) -> None:
-    """Set the variables of `name` in this process: it then counts as rank 0 of `world_size`."""
-    for variable in _NAMES:
-        os.environ.pop(variable, None)
-    if world_size > 1:
-        _, sign, rank, size, local_rank, local = next(
-            row for row in _LAUNCHERS if row.launcher == name
-        )
-        os.environ |= {
-            sign: "0",
-            rank: "0",
-            size: str(world_size),
-            local_rank: "0",
-            local: str(local_size),
-        }
+_NAMES = frozenset(name for variables in LAUNCHERS for name in variables[1:])
 
 
 def without_launcher(environ: Mapping[str, str]) -> dict[str, str]:
@@ -141,7 +124,7 @@ def read_launcher(environ: Mapping[str, str] | None = None) -> Launcher:
         text = env.get(variable, "")
         return int(text) if text.lstrip("-").isdigit() else default
 
-    for name, sign, rank, size, local_rank, local_size in _LAUNCHERS:
+    for name, sign, rank, size, local_rank, local_size in LAUNCHERS:
         if sign not in env or number(size, 1) < 1:
             continue
         world = number(size, 1)

@@ -26,11 +26,11 @@ from trainkit.console import plural
 from trainkit.errors import ConfigError
 from trainkit.extensions.check_resume.usage import USAGE
 from trainkit.extensions.programs.commands import job_error
-from trainkit.extensions.programs.local import launcher_of, run_job, start_with
+from trainkit.extensions.programs.local import launcher_of, pretend, run_job, start_with
 from trainkit.extensions.script.command_line import check_script, split_script
 from trainkit.extensions.script.entry import look_at
 from trainkit.extensions.script.own_options import refuse_launcher, split_own
-from trainkit.launch.environment import pretend, read_launcher, without_launcher
+from trainkit.launch.environment import read_launcher, without_launcher
 
 if TYPE_CHECKING:
     from trainkit.extensions.script.subject import Subject

@@ -15,9 +15,9 @@ from trainkit.cli.options import count
 from trainkit.cli.usage import help_text
 from trainkit.errors import ConfigError, did_you_mean
 from trainkit.extensions.experiment.usage import USAGE
-from trainkit.extensions.programs.local import launcher_of
+from trainkit.extensions.programs.local import launcher_of, pretend
 from trainkit.extensions.script.own_options import refuse_launcher, split_own
-from trainkit.launch.environment import pretend, read_launcher
+from trainkit.launch.environment import read_launcher
 
 _OWN = ("seeds", "budget", "metric", "mode", "ranks", "run_dir")
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}

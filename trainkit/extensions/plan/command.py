@@ -18,10 +18,11 @@ from trainkit.cli.options import count, engine_of
 from trainkit.cli.usage import help_text
 from trainkit.errors import ConfigError
 from trainkit.extensions.plan.usage import USAGE
+from trainkit.extensions.programs.local import pretend
 from trainkit.extensions.script.command_line import split_script
 from trainkit.extensions.script.entry import look_at
 from trainkit.extensions.script.own_options import split_own
-from trainkit.launch.environment import pretend, read_launcher
+from trainkit.launch.environment import read_launcher
 
 if TYPE_CHECKING:
     from trainkit.extensions.script.subject import Subject

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 from trainkit.extensions.programs.commands import ended_by_signals, started
+from trainkit.launch.environment import LAUNCHERS, without_launcher
 
 Launcher = Literal["horovodrun", "torchrun"]
 _OF_TORCH = ("ddp", "fsdp", "deepspeed")  # engines that torchrun starts, at one rank too
@@ -23,6 +25,23 @@ def launcher_of(engine: str) -> Launcher:
         if engine in _OF_TORCH or importlib.util.find_spec("horovod") is None
         else "horovodrun"
     )
+
+
+def pretend(world_size: int, local_size: int, name: Launcher) -> None:
+    """Set the variables of `name` in this process: it then counts as rank 0 of `world_size`."""
+    for variable in os.environ.keys() - without_launcher(os.environ).keys():
+        del os.environ[variable]
+    if world_size > 1:
+        _, sign, rank, size, local_rank, local = next(
+            row for row in LAUNCHERS if row.launcher == name
+        )
+        os.environ |= {
+            sign: "0",
+            rank: "0",
+            size: str(world_size),
+            local_rank: "0",
+            local: str(local_size),
+        }
 
 
 def start_with(launcher: Launcher, ranks: int, engine: str = "auto") -> list[str]:

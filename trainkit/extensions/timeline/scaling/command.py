@@ -20,7 +20,7 @@ from trainkit.cli.usage import help_text
 from trainkit.console import console_of, plural, short
 from trainkit.errors import ConfigError, EngineError
 from trainkit.extensions.programs.commands import first_error
-from trainkit.extensions.programs.local import Launcher, launcher_of, run_job, start_with
+from trainkit.extensions.programs.local import Launcher, launcher_of, pretend, run_job, start_with
 from trainkit.extensions.script.command_line import check_script, split_script
 from trainkit.extensions.script.entry import look_at
 from trainkit.extensions.script.own_options import refuse_launcher, split_own
@@ -36,7 +36,7 @@ from trainkit.extensions.timeline.scaling.model import (
 from trainkit.extensions.timeline.scaling.page import write_scaling_page
 from trainkit.extensions.timeline.traces.merge import read_recording, recordings
 from trainkit.extensions.timeline.usage import SCALING
-from trainkit.launch.environment import pretend, read_launcher, without_launcher
+from trainkit.launch.environment import read_launcher, without_launcher
 
 if TYPE_CHECKING:
     from trainkit.extensions.script.subject import Subject
