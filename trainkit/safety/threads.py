@@ -40,18 +40,6 @@ def start_thread(
     return thread
 
 
-def start_timer(
-    name: str, after_s: float, work: Callable[[], object], on_error: OnError
-) -> threading.Thread:
-    """Run `work` in a new thread after some seconds."""
-
-    def wait() -> None:
-        time.sleep(after_s)
-        work()
-
-    return start_thread(name, wait, on_error)
-
-
 def printed(
     effect: str, *, then: Callable[[], object] | None = None, retry_s: float | None = None
 ) -> OnError:

@@ -10,13 +10,20 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.helpers.journals import wait_until
 from trainkit.extensions.elastic.output import WorkerOutput
-from trainkit.extensions.elastic.processes import Process, Reaper, RemoteProcess, code_of
+from trainkit.extensions.elastic.processes import (
+    Process,
+    Reaper,
+    RemoteProcess,
+    code_of,
+    start_timer,
+)
 from trainkit.extensions.elastic.remote import SCRIPT, first_lines, ssh_command
 
 
@@ -320,3 +327,10 @@ def test_a_signal_to_all_processes_of_a_step_leaves_the_reaper() -> None:
     finally:
         worker.kill()
         worker.wait()
+
+
+def test_a_timer_works_after_its_time() -> None:
+    """And its thread ends with it."""
+    began, worked = time.monotonic(), list[float]()
+    start_timer("t", 0.05, lambda: worked.append(time.monotonic()), lambda error: None).join(5)
+    assert worked[0] - began >= 0.05

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from trainkit.safety.threads import printed, start_thread, start_timer
+from trainkit.safety.threads import printed, start_thread
 
 # pytest warns of each exception that the interpreter's hook for threads gets, which is what is
 # tested here.
@@ -60,8 +60,8 @@ def test_what_waits_for_a_thread_is_released(hooked: list[threading.ExceptHookAr
     so that no caller waits for a thread that has ended.
     """
     ended: list[int] = []
-    start_timer(
-        "kill", 0.0, fail, printed("It may still run.", then=lambda: ended.append(len(hooked)))
+    start_thread(
+        "kill", fail, printed("It may still run.", then=lambda: ended.append(len(hooked)))
     ).join(5)
     assert ended == [1]
 

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from queue import SimpleQueue
@@ -17,7 +18,7 @@ from queue import SimpleQueue
 from trainkit.extensions.elastic import reaper as reaper_program
 from trainkit.extensions.elastic.output import WorkerOutput
 from trainkit.extensions.elastic.remote import first_lines, ssh_command
-from trainkit.safety.threads import printed, start_thread, start_timer
+from trainkit.safety.threads import OnError, printed, start_thread
 
 _SSH_S = 5.0  # time for ssh to end after its worker was sent SIGKILL
 
@@ -149,3 +150,15 @@ def code_of(code: int) -> int:
     with contextlib.suppress(ValueError):
         return -signal.Signals(code - 128)
     return code
+
+
+def start_timer(
+    name: str, after_s: float, work: Callable[[], object], on_error: OnError
+) -> threading.Thread:
+    """Run `work` in a new thread after some seconds."""
+
+    def wait() -> None:
+        time.sleep(after_s)
+        work()
+
+    return start_thread(name, wait, on_error)

@@ -25,12 +25,12 @@ from trainkit.errors import ConfigError
 from trainkit.extensions.elastic import reaper
 from trainkit.extensions.elastic.messages import Start
 from trainkit.extensions.elastic.output import WorkerOutput
-from trainkit.extensions.elastic.processes import OnExit, code_of
+from trainkit.extensions.elastic.processes import OnExit, code_of, start_timer
 from trainkit.extensions.ray import keeper as keeper_module
 from trainkit.extensions.ray.sent import without_colors
 from trainkit.extensions.ray.slots import Slots
 from trainkit.launch.shared_folder import not_shared
-from trainkit.safety.threads import printed, start_thread, start_timer
+from trainkit.safety.threads import printed, start_thread
 
 _GONE_S = 5.0  # so long a node may take to carry out SIGKILL before it counts as lost
 # What the driver sets for its own node: a keeper knows that of its node.
