@@ -32,6 +32,7 @@ from trainkit.errors import ConfigError, TaskError
 from trainkit.optim.clipping import clip
 from trainkit.run.batches import start_batch
 from trainkit.run.feature import Feature, Features
+from trainkit.run.gradients import parameters_of, read_gradients, sum_gradients
 from trainkit.run.run import Run
 from trainkit.run.setup import Stage
 
@@ -197,8 +198,8 @@ class ManualRun:
         with run.engine.no_sync():  # summed by `step`, for one optimizer at a time
             torch.autograd.backward(run.precision.scale(loss * self._share), *args, **kwargs)
         if run.world_size > 1 and not self._reported:
-            self._gradients = _read(
-                p for each in self.optimizers for p in _parameters(each.optimizer)
+            self._gradients = read_gradients(
+                p for each in self.optimizers for p in parameters_of(each.optimizer)
             )
         run.hooks("on_after_backward")
 
@@ -206,7 +207,7 @@ class ManualRun:
         """Divide what was summed and not cleared by the number of ranks: the next sum restores it."""
         world_size = self._run.world_size
         for optimizer in self._reduced if world_size > 1 else ():
-            for parameter in _parameters(optimizer):
+            for parameter in parameters_of(optimizer):
                 if parameter.grad is not None:
                     parameter.grad /= world_size
         self._reduced.clear()
@@ -223,10 +224,10 @@ class ManualRun:
         self._reduced.append(optimizer)
         run = self._run
         if run.world_size > 1:
-            parameters = _parameters(optimizer)
+            parameters = parameters_of(optimizer)
             self._look_for_changes(parameters)
             with allowed_read():
-                _sum(parameters, run.engine.comm.all_reduce, run.engine.device)
+                sum_gradients(parameters, run.engine.comm.all_reduce, run.engine.device)
         run.precision.unscale([optimizer])
 
     def _look_for_changes(self, parameters: list[Tensor]) -> None:
@@ -235,7 +236,7 @@ class ManualRun:
         Raises:
             TaskError: manual_backward wrote none of them.
         """
-        if self._reported or _read(parameters).items() <= self._gradients.items():
+        if self._reported or read_gradients(parameters).items() <= self._gradients.items():
             return
         self._reported = True
         if not self._gradients:
@@ -357,35 +358,3 @@ class Stepper:
                 return value(*args, **kwargs)
 
         return with_all_gradients
-
-
-def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    return [p for group in optimizer.param_groups for p in group["params"]]
-
-
-def _read(parameters: Iterable[Tensor]) -> dict[int, tuple[int, int]]:
-    """Return what differs once a gradient is written: the tensor, and its count of writes."""
-    return {id(p): (id(p.grad), p.grad._version) for p in parameters if p.grad is not None}
-
-
-def _sum(
-    parameters: list[Tensor], all_reduce: Callable[[Tensor], Tensor], device: torch.device
-) -> None:
-    """Sum gradients over ranks, in place: one collective for each type of number.
-    A gradient on no rank stays None.
-    """
-    own = torch.tensor([float(p.grad is not None) for p in parameters], device=device)
-    there = (all_reduce(own) > 0).tolist()
-    by_type: dict[torch.dtype, list[Tensor]] = {}
-    for parameter, has_any in zip(parameters, there, strict=True):
-        if has_any:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            elif parameter.grad.is_sparse:
-                parameter.grad = parameter.grad.to_dense()
-            by_type.setdefault(parameter.grad.dtype, []).append(parameter.grad)
-    for gradients in by_type.values():
-        summed = all_reduce(torch.cat([gradient.reshape(-1) for gradient in gradients]))
-        parts = torch.split(summed, [gradient.numel() for gradient in gradients])
-        for gradient, part in zip(gradients, parts, strict=True):
-            gradient.copy_(part.view_as(gradient))

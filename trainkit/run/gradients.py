@@ -1,0 +1,41 @@
+"""Gradients of one optimizer, for steps that a Task takes by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Return all parameters of an optimizer."""
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def read_gradients(parameters: Iterable[Tensor]) -> dict[int, tuple[int, int]]:
+    """Return what differs once a gradient is written: the tensor, and its count of writes."""
+    return {id(p): (id(p.grad), p.grad._version) for p in parameters if p.grad is not None}
+
+
+def sum_gradients(
+    parameters: list[Tensor], all_reduce: Callable[[Tensor], Tensor], device: torch.device
+) -> None:
+    """Sum gradients over ranks, in place: one collective for each type of number.
+    A gradient on no rank stays None.
+    """
+    own = torch.tensor([float(p.grad is not None) for p in parameters], device=device)
+    there = (all_reduce(own) > 0).tolist()
+    by_type: dict[torch.dtype, list[Tensor]] = {}
+    for parameter, has_any in zip(parameters, there, strict=True):
+        if has_any:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            elif parameter.grad.is_sparse:
+                parameter.grad = parameter.grad.to_dense()
+            by_type.setdefault(parameter.grad.dtype, []).append(parameter.grad)
+    for gradients in by_type.values():
+        summed = all_reduce(torch.cat([gradient.reshape(-1) for gradient in gradients]))
+        parts = torch.split(summed, [gradient.numel() for gradient in gradients])
+        for gradient, part in zip(gradients, parts, strict=True):
+            gradient.copy_(part.view_as(gradient))
