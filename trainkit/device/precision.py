@@ -85,10 +85,12 @@ class Precision:
             model.double()
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        """Return the context that forward runs in."""
+        """Return the context that a step of the Task runs in. Casts of weights are not stored, as in
+        Lightning: a step may update weights, and use them again.
+        """
         if self._autocast_dtype is None:
             return contextlib.nullcontext()
-        return torch.autocast(self.device.type, dtype=self._autocast_dtype)
+        return torch.autocast(self.device.type, self._autocast_dtype, cache_enabled=False)
 
     def scale(self, loss: Tensor) -> Tensor:
         """Return the loss times the loss scale (1 except for fp16)."""
