@@ -45,9 +45,11 @@ class Schedule:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._scheduler, name)
 
-    def step(self, metric: float | None = None) -> None:
-        """Move it by a step; `metric` is the monitored value of ReduceLROnPlateau."""
-        self._move(metric)
+    def step(self, metric: float | None = None, epoch: float | None = None) -> None:
+        """Move it by a step; `metric` is the monitored value of ReduceLROnPlateau. Other schedulers
+        get either as their `epoch`.
+        """
+        self._move(metric if epoch is None else epoch)
 
 
 class ManualOptimization:

@@ -284,7 +284,8 @@ class LearningRates:
             )
         self.take_users()
         self.moves_by_hand = False
-        self._move([replace(config, monitor="")], {} if metric is None else {"": metric})
+        config = replace(config, monitor="", reduce_on_plateau=metric is not None)
+        self._move([config], {} if metric is None else {"": metric})
         self.moves_by_hand = True
         self.apply(steps_taken)
 
