@@ -153,8 +153,9 @@ class Evaluator:
         state.phase = "sanity_check"
         feeds = self.data.sanity_feeds(limit)
         try:
-            self._pass("validation", feeds, lambda: None)
-            self._hooks("on_validation_end")
+            with _evaluating(self._task):
+                self._pass("validation", feeds, lambda: None)
+                self._hooks("on_validation_end")
         finally:
             for feed in feeds:  # their workers need not live as long as the run
                 feed.close()
@@ -179,18 +180,19 @@ class Evaluator:
         try:
             # rank 0's statistics are evaluated and saved
             run.engine.send_buffers(self._task)
-            # a signal during the validation saves the state as of here
-            with run.checkpoints.holding_rank_parts():
+            with _evaluating(self._task):
+                # a signal during the validation saves the state as of here
+                with run.checkpoints.holding_rank_parts():
+                    run.coordinator.expect_new_pace()
+                    self._count(self.data.feeds)
+                    metrics = self._pass("validation", self.data.feeds, self.data.check)
+                if before:
+                    set_random_state(before)
                 run.coordinator.expect_new_pace()
-                self._count(self.data.feeds)
-                metrics = self._pass("validation", self.data.feeds, self.data.check)
-            if before:
-                set_random_state(before)
-            run.coordinator.expect_new_pace()
-            self.num_validations += 1
-            self.names |= metrics.keys() | self._of_hooks.keys()
-            run.log_metrics(metrics)
-            self._end_hook("on_validation_end")
+                self.num_validations += 1
+                self.names |= metrics.keys() | self._of_hooks.keys()
+                run.log_metrics(metrics)
+                self._end_hook("on_validation_end")
             self.names |= self._of_hooks.keys()
             return metrics | self._of_hooks
         finally:
@@ -201,9 +203,10 @@ class Evaluator:
     def evaluate(self, kind: Kind, feeds: Sequence[Feed]) -> dict[str, float]:
         """Evaluate; return the logged values over all samples of all ranks, on all ranks."""
         self._count(feeds)
-        metrics = self._pass(kind, feeds, lambda: None)
-        self._run.log_metrics(metrics)
-        self._end_hook(f"on_{kind}_end")
+        with _evaluating(self._task):
+            metrics = self._pass(kind, feeds, lambda: None)
+            self._run.log_metrics(metrics)
+            self._end_hook(f"on_{kind}_end")
         return metrics | self._of_hooks
 
     def predict(
@@ -259,49 +262,48 @@ class Evaluator:
     def _pass(
         self, kind: str, feeds: Sequence[Feed], check: Callable[[], None]
     ) -> dict[str, float]:
-        with _eval_mode(self._task):
-            self._hooks(f"on_{kind}_start")
-            self._hooks(f"on_{kind}_epoch_start")
-            objects = EpochMetrics(self._task)
-            objects.begin()
-            step = getattr(self._task, _STEPS[kind])
-            metrics = dict[str, float]()
-            takes_index = "dataloader_idx" in inspect.signature(step).parameters
-            for index, feed in enumerate(feeds):
-                more = (index,) * takes_index
-                suffix = feed.name or f"dataloader_idx_{index}"
-                log = MetricLog(f"/{suffix}" if len(feeds) > 1 else "")
-                log.new_step(is_read=False)  # an evaluation logs no steps
-                # no_grad, not inference_mode: a table that a model caches from here must be good
-                # for training too.
-                with torch.no_grad(), self._run.precision.autocast():
-                    for batch_idx, microbatch in enumerate(_batches(feed, check)):
-                        batch = microbatch.batch
-                        self._current = (feed, microbatch)
-                        if not microbatch.num_samples:
-                            with uncounted(self._task, evaluates=True):
-                                call_step(self._task, _STEPS[kind], batch, batch_idx, *more)
-                            continue
-                        self._task._log_to(
-                            LogTarget(log, microbatch.num_samples, on_step=False, on_epoch=True)
-                        )
-                        self._hooks(f"on_{kind}_batch_start", batch, batch_idx, index)
-                        outputs = call_step(self._task, _STEPS[kind], batch, batch_idx, *more)
-                        self._hooks(f"on_{kind}_batch_end", outputs, batch, batch_idx, index)
-                self._task._log_to(None)
-                finished = objects if index == len(feeds) - 1 else None
-                gather = self._run.engine.data.all_gather_object
-                values = log.epoch_values(gather, objects=finished)
-                if twice := metrics.keys() & values.keys():
-                    raise TaskError(_TWICE.format(min(twice)))
-                metrics |= values
-                if self._run.state.phase == "fit":
-                    self._own_names |= log.prog_bar
-            self._run.callback_metrics.put(metrics, self._run.global_step)  # hooks read them
-            self._of_hooks = {}
-            self._end_hook(f"on_{kind}_epoch_end")
-            self._hooks.log.objects = objects  # finished once on_..._end has run
+        self._hooks(f"on_{kind}_start")
+        self._hooks(f"on_{kind}_epoch_start")
+        objects = EpochMetrics(self._task)
+        objects.begin()
+        name, metrics = _STEPS[kind], dict[str, float]()
+        takes_index = "dataloader_idx" in inspect.signature(getattr(self._task, name)).parameters
+        for index, feed in enumerate(feeds):
+            more = (index,) * takes_index
+            suffix = feed.name or f"dataloader_idx_{index}"
+            log = MetricLog(f"/{suffix}" if len(feeds) > 1 else "")
+            log.new_step(is_read=False)  # an evaluation logs no steps
+            for batch_idx, microbatch in enumerate(_batches(feed, check)):
+                batch = microbatch.batch
+                self._current = (feed, microbatch)
+                if not microbatch.num_samples:
+                    with uncounted(self._task, evaluates=True):
+                        self._step(name, batch, batch_idx, *more)
+                    continue
+                self._task._log_to(
+                    LogTarget(log, microbatch.num_samples, on_step=False, on_epoch=True)
+                )
+                self._hooks(f"on_{kind}_batch_start", batch, batch_idx, index)
+                outputs = self._step(name, batch, batch_idx, *more)
+                self._hooks(f"on_{kind}_batch_end", outputs, batch, batch_idx, index)
+            self._task._log_to(None)
+            finished = objects if index == len(feeds) - 1 else None
+            gather = self._run.engine.data.all_gather_object
+            values = log.epoch_values(gather, objects=finished)
+            if twice := metrics.keys() & values.keys():
+                raise TaskError(_TWICE.format(min(twice)))
+            metrics |= values
+            if self._run.state.phase == "fit":
+                self._own_names |= log.prog_bar
+        self._run.callback_metrics.put(metrics, self._run.global_step)  # hooks read them
+        self._of_hooks = {}
+        self._end_hook(f"on_{kind}_epoch_end")
+        self._hooks.log.objects = objects  # finished once on_..._end has run
         return metrics
+
+    def _step(self, name: str, *arguments: Any) -> Any:
+        with self._run.precision.autocast():  # hooks, and those of a transfer, are not in it
+            return call_step(self._task, name, *arguments)
 
     def _end_hook(self, name: str) -> None:
         """Call a hook, and remember what it logs: it is written already."""
@@ -310,23 +312,22 @@ class Evaluator:
 
     def _predictions(self, feed: Feed) -> Iterator[tuple[Microbatch, Any]]:
         """Yield (microbatch, outputs of `predict_step`) for each batch of this rank."""
-        with _eval_mode(self._task):
+        with _evaluating(self._task):
             self._hooks("on_predict_start")
             self._hooks("on_predict_epoch_start")
-            with torch.no_grad(), self._run.precision.autocast():
-                for batch_idx, microbatch in enumerate(_batches(feed, lambda: None)):
-                    batch = microbatch.batch
-                    self._current = (feed, microbatch)
-                    if not microbatch.num_samples:
-                        with uncounted(self._task):
-                            call_step(self._task, "predict_step", batch, batch_idx)
-                        continue
-                    self._hooks("on_predict_batch_start", batch, batch_idx, 0)
-                    outputs = call_step(self._task, "predict_step", batch, batch_idx)
-                    self._hooks("on_predict_batch_end", outputs, batch, batch_idx, 0)
-                    yield microbatch, outputs
-        self._hooks("on_predict_epoch_end")
-        self._hooks("on_predict_end")
+            for batch_idx, microbatch in enumerate(_batches(feed, lambda: None)):
+                batch = microbatch.batch
+                self._current = (feed, microbatch)
+                if not microbatch.num_samples:
+                    with uncounted(self._task):
+                        self._step("predict_step", batch, batch_idx)
+                    continue
+                self._hooks("on_predict_batch_start", batch, batch_idx, 0)
+                outputs = self._step("predict_step", batch, batch_idx)
+                self._hooks("on_predict_batch_end", outputs, batch, batch_idx, 0)
+                yield microbatch, outputs
+            self._hooks("on_predict_epoch_end")
+            self._hooks("on_predict_end")
 
 
 _NOT_SENT = (
@@ -337,14 +338,17 @@ _NOT_SENT = (
 
 
 @contextlib.contextmanager
-def _eval_mode(task: Task) -> Iterator[None]:
-    """Put all modules into eval mode, and restore the mode of each:
-    a part that the user set to eval() stays so.
+def _evaluating(task: Task) -> Iterator[None]:
+    """Within the context there are no gradients, and all modules are in eval mode; then restore the
+    mode of each: a part that the user set to eval() stays so.
     """
     modes = [(module, module.training) for module in task.modules()]
     task.eval()
     try:
-        yield
+        # no_grad, not inference_mode: a table that a model caches from here must be good for
+        # training too
+        with torch.no_grad():
+            yield
     finally:
         for module, training in modes:
             module.training = training
