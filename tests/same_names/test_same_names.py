@@ -16,6 +16,7 @@ import pytest
 from tests.helpers.launching import run_command
 from tests.same_names import (
     batches,
+    by_hand,
     logs,
     monitors,
     on_ranks,
@@ -31,9 +32,9 @@ from tests.same_names.kits import lightning_kit, trainkit_kit
 from tests.same_names.table import ROWS, ROWS_OF_RANKS, Row
 from trainkit.errors import TrainkitError
 
-assert steps and runs and batches and logs and monitors and ports and ranks and resumes, (
-    "their import fills the table"
-)
+assert (
+    steps and runs and batches and by_hand and logs and monitors and ports and ranks and resumes
+), "their import fills the table"
 
 
 @pytest.fixture(autouse=True)

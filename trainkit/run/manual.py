@@ -136,7 +136,7 @@ class ManualRun:
             start_batch(run, batch, batch_idx, first=True)
             with self._batch(microbatch.num_samples, step.num_samples), run.precision.autocast():
                 outputs = call_step(task, "training_step", batch, batch_idx)
-            run.hooks("on_train_batch_end", outputs, batch, batch_idx)
+            run.hooks("on_train_batch_end", _shown(outputs), batch, batch_idx)
             task._log_to(None)
             run.state.batch_idx += 1
         return self._updated
@@ -261,37 +261,55 @@ class ManualRun:
         algorithm = algorithm or self._run.options.numerics.gradient_clip_algorithm
         clip([optimizer], value, algorithm)
 
-    def step(self, optimizer: torch.optim.Optimizer, **kwargs: Any) -> Any:
+    def step(
+        self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None, **kwargs: Any
+    ) -> Any:
         """Update an optimizer's weights with the gradients of all ranks."""
-        run, numerics = self._run, self._run.options.numerics
-        self.reduce(optimizer)
-        run.hooks("on_before_optimizer_step", optimizer)
-        self.clip(optimizer, numerics.gradient_clip_val, numerics.gradient_clip_algorithm)
+        run, result = self._run, None
+        if closure is None:
+            self._finish_gradients(optimizer)
+        else:
+            self.refuse_scaled(optimizer, "step(closure)")
         run.state.half_updated = True
-        self.count()
         run.rates.record_update()
         with self.stepping():
-            if run.precision.scales_loss:
+            if closure is not None:
+                result = optimizer.step(lambda: self._evaluate(optimizer, closure), **kwargs)
+            elif run.precision.scales_loss:
                 self._updated &= run.precision.step([optimizer])
-                return None
-            return optimizer.step(**kwargs)
+            else:
+                result = optimizer.step(**kwargs)
+        self.count()
+        return result
+
+    def _finish_gradients(self, optimizer: torch.optim.Optimizer) -> None:
+        numerics = self._run.options.numerics
+        self.reduce(optimizer)
+        self._run.hooks("on_before_optimizer_step", optimizer)
+        self.clip(optimizer, numerics.gradient_clip_val, numerics.gradient_clip_algorithm)
+
+    def refuse_scaled(self, optimizer: torch.optim.Optimizer, call: str) -> None:
+        """Refuse a call that updates weights, or computes gradients, more often than once a step:
+        the loss scale is judged and changed once.
+        """
+        if self._run.precision.scales_loss:
+            raise TaskError(
+                f"{type(optimizer).__name__}.{call} under trainer.precision=16-mixed: its loss scale"
+                " needs one backward and one step(). Use bf16-mixed, which has no loss scale."
+            )
 
     def count(self) -> None:
         """Count a call of `optimizer.step()`."""
         self._run.state.global_step += 1
         self._counted = True
 
-    def evaluate(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any]) -> Any:
+    def _evaluate(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any]) -> Any:
         """Call a closure that runs `backward`;
         return the loss of all ranks' samples, the same on all ranks.
         """
         with torch.enable_grad():
             loss = closure()
-        self.clip(
-            optimizer,
-            self._run.options.numerics.gradient_clip_val,
-            self._run.options.numerics.gradient_clip_algorithm,
-        )
+        self._finish_gradients(optimizer)
         if not isinstance(loss, Tensor):
             return loss
         wide_loss = loss.detach().to(wide(loss.device))
@@ -331,14 +349,7 @@ class Stepper:
                 the loss of all ranks.
             kwargs: for the optimizer's own `step`.
         """
-        if closure is None:
-            return self._manual.step(self.optimizer, **kwargs)
-        with self._manual.stepping():
-            result = self.optimizer.step(
-                lambda: self._manual.evaluate(self.optimizer, closure), **kwargs
-            )
-        self._manual.count()
-        return result
+        return self._manual.step(self.optimizer, closure, **kwargs)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients of this optimizer's parameters."""
@@ -352,9 +363,19 @@ class Stepper:
 
         # as SAM's first_step and second_step
         def with_all_gradients(*args: Any, **kwargs: Any) -> Any:
+            self._manual.refuse_scaled(self.optimizer, f"{name}()")
             self._manual.reduce(self.optimizer)
             self._manual.steps_otherwise = True
             with self._manual.stepping():
                 return value(*args, **kwargs)
 
         return with_all_gradients
+
+
+def _shown(outputs: Any) -> dict[str, Any]:
+    """Return what hooks get of a batch: a dict of training_step's, or of its loss, detached."""
+    if not isinstance(outputs, Mapping):
+        outputs = {} if outputs is None else {"loss": outputs}
+    return {
+        k: v.detach() if k == "loss" and isinstance(v, Tensor) else v for k, v in outputs.items()
+    }

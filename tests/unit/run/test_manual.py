@@ -344,6 +344,17 @@ def test_mixed_precision_trains(precision: str, tmp_path: Path) -> None:
     torch.testing.assert_close(weights(task), weights(exact), rtol=0.1, atol=0.05)
 
 
+@pytest.mark.parametrize("kind", ["sam closure", "sam", "lbfgs"])
+def test_several_gradients_a_step_have_no_loss_scale(kind: str, tmp_path: Path) -> None:
+    """An overflow would be written into the weights, and torch unscale twice; bf16-mixed trains."""
+    task = _single(Regression(kind).float())
+    with pytest.raises(
+        TaskError, match=r"(step\(closure\)|first_step\(\)) under trainer\.precision"
+    ):
+        quiet(tmp_path / "fp16", precision="16-mixed", max_epochs=1).fit(task, loader(8))
+    quiet(tmp_path / "bf16", precision="bf16-mixed", max_epochs=1).fit(task, loader(8))
+
+
 def _single(task: Regression) -> Regression:
     task.loss = lambda batch: functional.mse_loss(task(batch[0]), batch[1])  # type: ignore[method-assign]
     return task
