@@ -173,13 +173,6 @@ def own_gpu() -> int | None:
     return int(text) if text.isdecimal() else None
 
 
-def nccl_interface(name: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variable by which NCCL takes this interface too, unless the user has set it: on
-    some hosts it is another one than Gloo's.
-    """
-    return {} if "NCCL_SOCKET_IFNAME" in environ else {"NCCL_SOCKET_IFNAME": name}
-
-
 class _RankZeroOnly:
     """Decorator: run a function on rank 0 only; the other ranks get None.
     For files and prints, never around a collective.

@@ -38,14 +38,6 @@ class FitConfig:
         """The run's folder."""
         return str(self.config["run_dir"])
 
-    @property
-    def stores_elsewhere(self) -> bool:
-        """Whether checkpoints go to a store by URL,
-        so that the nodes need not share the run's folder.
-        """
-        nodes = (self.config.get("callbacks") or {}).values()
-        return any("://" in str(node.get("dirpath")) for node in nodes if node)
-
 
 class JobLauncher(ABC):
     """Starts the ranks of a fit: as their driver, or by submitting a job. They run the same
@@ -133,10 +125,3 @@ class JobLauncher(ABC):
         Raises:
             ConfigError: a setting is not legal.
         """
-
-
-def engine_of_ranks(*counts: Any) -> str:
-    """Return the engine of torchrun's or srun's ranks,
-    of which there are as many as the product of the counts; None is 1.
-    """
-    return "single" if all((count or 1) == 1 for count in counts) else "ddp"

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from trainkit.errors import ConfigError
-from trainkit.launch.environment import nccl_interface
 from trainkit.launch.network import address_of, interface_of, is_local, own_address
 
 # "1" in a worker's environment: it looks for its interface itself
@@ -110,3 +109,10 @@ def worker_interface(environ: Mapping[str, str]) -> dict[str, str]:
         return {}
     name = interface_of(own_address(environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"]))
     return {"HOROVOD_GLOO_IFACE": name} | nccl_interface(name, environ)
+
+
+def nccl_interface(name: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variable by which NCCL takes this interface too, unless the user has set it: on
+    some hosts it is another one than Gloo's.
+    """
+    return {} if "NCCL_SOCKET_IFNAME" in environ else {"NCCL_SOCKET_IFNAME": name}

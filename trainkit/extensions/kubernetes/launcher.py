@@ -8,12 +8,13 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from trainkit.errors import ConfigError
+from trainkit.extensions.jobs.fits import engine_of_ranks, stores_elsewhere
 from trainkit.extensions.jobs.overrides import override, without
 from trainkit.extensions.kubernetes import schemas
 from trainkit.extensions.kubernetes.creation import create, end_with_job
 from trainkit.extensions.kubernetes.manifest import manifest_of, objects_of
 from trainkit.extensions.kubernetes.options import name_of, options_of
-from trainkit.launch.job_launcher import FitConfig, JobLauncher, engine_of_ranks
+from trainkit.launch.job_launcher import FitConfig, JobLauncher
 from trainkit.safety.masking import is_secret, masked_arguments
 
 # of manifests, where the command was typed: the run's own folder is in the cluster
@@ -149,7 +150,7 @@ class KubernetesLauncher(JobLauncher):
             )
         own = without(arguments, "resume", "launcher")
         arguments = [*own, override("run_dir", fit.run_dir), "resume=auto"]
-        self.run(str(fit.config["conf"]), arguments, None if fit.stores_elsewhere else fit.run_dir)
+        self.run(str(fit.config["conf"]), arguments, None if stores_elsewhere(fit) else fit.run_dir)
         return 0
 
     def run(self, config_name: str, arguments: Sequence[str], run_dir: str | None) -> Path | None:

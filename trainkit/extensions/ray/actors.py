@@ -15,6 +15,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from trainkit.errors import ConfigError, EngineError
+from trainkit.extensions.elastic.network import nccl_interface
 from trainkit.extensions.elastic.rendezvous import Server
 from trainkit.extensions.elastic.signing import SECRET, new_secret
 from trainkit.extensions.ray.backend import cause_of
@@ -23,7 +24,6 @@ from trainkit.extensions.ray.exits import exit_code_of, note_exits
 from trainkit.extensions.ray.keeper import interface_of
 from trainkit.extensions.ray.options import RayOptions
 from trainkit.extensions.ray.sent import sendable, without_colors
-from trainkit.launch.environment import nccl_interface
 
 # so long other ranks may take to report the same fault, of which one names the cause
 _LATER_S = 1.0

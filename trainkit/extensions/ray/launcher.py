@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trainkit.extensions.jobs.fits import stores_elsewhere
 from trainkit.extensions.jobs.overrides import override
 from trainkit.extensions.ray.options import ELASTIC, options_of, refuse_shared_gpus, stop_seconds
 from trainkit.extensions.ray.tuning.link import is_trial
@@ -112,7 +113,7 @@ class RayLauncher(JobLauncher):
             arguments.append(ELASTIC)
         return self.run(
             ["python", "-m", "trainkit", *arguments],
-            None if fit.stores_elsewhere else fit.run_dir,
+            None if stores_elsewhere(fit) else fit.run_dir,
             needs_horovod=fit.engine not in _OF_TORCH,
         )
 

@@ -15,12 +15,13 @@ from typing import Any
 
 from trainkit.config.of_run import is_own
 from trainkit.errors import ConfigError
+from trainkit.extensions.jobs.fits import engine_of_ranks
 from trainkit.extensions.jobs.overrides import override, without
 from trainkit.extensions.slurm.jobs import SubmittedJob, jobs_of, record, states_of
 from trainkit.extensions.slurm.options import options_of
 from trainkit.extensions.slurm.programs import error_of, partitions, run_program
 from trainkit.extensions.slurm.script import SLURM, JobFit, directives_of, script_of
-from trainkit.launch.job_launcher import FitConfig, JobLauncher, engine_of_ranks
+from trainkit.launch.job_launcher import FitConfig, JobLauncher
 from trainkit.launch.shared_folder import made_for_now
 from trainkit.safety.masking import masked_arguments
 
