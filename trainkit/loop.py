@@ -218,7 +218,7 @@ def _report_epoch(run: Run) -> None:
     gather = run.engine.data.all_gather_object
     ends = run.state.epoch_done
     values = run.step.log.epoch_values(gather, not ends, run.step.metrics)
-    run.step.metrics.set_aside()
+    run.step.metrics.set_aside(run.step.log.of_steps)
     if values:
         keep_values(run, values)
         run.log_metrics(values)

@@ -17,6 +17,7 @@ from tests.helpers.launching import run_command
 from tests.same_names import (
     batches,
     by_hand,
+    epochs,
     logs,
     monitors,
     on_ranks,
@@ -32,9 +33,9 @@ from tests.same_names.kits import lightning_kit, trainkit_kit
 from tests.same_names.table import ROWS, ROWS_OF_RANKS, Row
 from trainkit.errors import TrainkitError
 
-assert (
-    steps and runs and batches and by_hand and logs and monitors and ports and ranks and resumes
-), "their import fills the table"
+assert all((batches, by_hand, epochs, logs, monitors, ports, ranks, resumes, runs, steps)), (
+    "their import fills the table"
+)
 
 
 @pytest.fixture(autouse=True)

@@ -185,6 +185,7 @@ class MetricLog:
         self.unread: set[str] = set()
         self.read: set[str] = set()  # names of step values that were
         self.objects: dict[str, Any] = {}  # torchmetrics objects: they accumulate by themselves
+        self.of_steps: dict[int, Any] = {}  # those that are logged by step alone
 
     def add(
         self,
@@ -217,19 +218,17 @@ class MetricLog:
                 self.prog_bar.add(full + suffix)
             if not on_step:
                 return
+            if not on_epoch:
+                self.of_steps[id(metric)] = metric
             value, on_epoch = metric_objects.step_value(name, metric), False
             name = f"{name}_step" if full != name else name
         if not isinstance(value, (int, float)) and not (
             isinstance(value, Tensor) and value.numel() == 1
         ):
             for part, number in metric_objects.numbers_of(name, value).items():
-                how: dict[str, Any] = {
-                    "weight": weight,
-                    "on_step": on_step,
-                    "on_epoch": on_epoch,
-                    "prog_bar": prog_bar,
-                }
-                self.add(part, number, **how, reduction=reduction, has_suffix=has_suffix)
+                how: dict[str, Any] = {"on_step": on_step, "on_epoch": on_epoch}
+                how |= {"prog_bar": prog_bar, "reduction": reduction, "has_suffix": has_suffix}
+                self.add(part, number, weight=weight, **how)
             return
         if reduction not in REDUCTIONS:
             legal = ", ".join(f"'{known}'" for known in REDUCTIONS)
@@ -270,6 +269,7 @@ class MetricLog:
         other.objects = dict(self.objects)
         other._is_read = self._is_read
         other.unread, other.read = self.unread, self.read
+        other.of_steps = self.of_steps
         other._epoch = {name: held.copy() for name, held in self._epoch.items()}
         other._step = {name: held.copy() for name, held in self._step.items()}
         return other

@@ -9,7 +9,7 @@ that of one rank with all samples; a rank without samples takes no part.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -258,13 +258,15 @@ class EpochMetrics:
             self._combined.clear()
         return values
 
-    def set_aside(self) -> None:
+    def set_aside(self, of_steps: Collection[int] = ()) -> None:
         """Finish now, since a validation may use the same metrics,
         and remember the samples of all ranks.
+
+        Args:
+            of_steps: ids of metrics that are logged by step alone: they are reset too.
         """
-        self._aside = [
-            (metric, remember([metric]), is_logged) for metric, _, is_logged in self._combined
-        ]
+        self._combined = [(m, undo, logs or id(m) in of_steps) for m, undo, logs in self._combined]
+        self._aside = [(metric, remember([metric]), logs) for metric, _, logs in self._combined]
         self.finish()
 
     def bring_back(self) -> None:
