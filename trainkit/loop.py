@@ -69,10 +69,10 @@ def train_epoch(run: Run) -> None:
         state.epoch_done = not stopped or state.step_in_epoch == run.train_feed.num_steps_in(
             state.current_epoch
         )
-        if state.epoch_done:
+        if state.epoch_done and state.step_in_epoch:  # else a hook has ended it before its first
             check_epoch(run)
         _report_epoch(run)
-        due = stopped or (validates and not run.evaluator.interval)
+        due = stopped or (validates and not run.evaluator.interval and state.step_in_epoch > 0)
         state.end_open = due and state.validated_at != state.global_step
     if state.end_open:
         validate(run, state.epoch_done and validates and not run.evaluator.interval)
@@ -106,6 +106,7 @@ def _train_steps(run: Run, validates: bool) -> bool:
         if _finished(run):
             return True
         run.stopping.check()
+    check_epoch(run)
     return False
 
 
