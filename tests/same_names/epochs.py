@@ -63,3 +63,16 @@ def first_batch_ends_the_epoch(kit: Framework) -> Any:
 def validation_of_an_epoch_that_a_hook_ends(kit: Framework) -> Any:
     """Validation after an epoch that ends early since on_train_batch_start returns -1."""
     return ended_at(kit, 2)
+
+
+@equal
+def gathered_graph(kit: Framework) -> Any:
+    """all_gather at one rank leaves a tensor's graph, also with sync_grads=True."""
+
+    def training_step(self: Any, batch: Any, batch_idx: int) -> Any:
+        x = self.all_gather(self(batch[0]), sync_grads=batch_idx == 1)
+        return (x - batch[1]).pow(2).mean()
+
+    task = kit.line(training_step=training_step)
+    kit.trainer(max_steps=3).fit(task, data())
+    return weights(task)

@@ -77,20 +77,20 @@ class InRun:
     def all_gather(self, data: Any, group: None = None, sync_grads: bool = False) -> Any:
         """Return the values of all ranks: of a tensor one more dimension in front, of a dict, list
         or tuple the same for each, of a text this rank's. At one rank, as in Lightning, values are
-        tensors without that dimension.
+        tensors without that dimension, and with their graph.
 
         Call it on all ranks, with tensors of the same shape. It waits for the device.
 
         Raises:
-            TaskError: gradients are asked for: those of a loss over all ranks' samples are summed
-                anyway.
+            TaskError: gradients of several ranks are asked for: those of a loss over all ranks'
+                samples are summed anyway.
         """
+        if self.trainer.world_size == 1:
+            return alone(data)
         if sync_grads:
             raise TaskError(
                 "all_gather(sync_grads=True): gathered values carry no gradients here. " + _GATHERED
             )
-        if self.trainer.world_size == 1:
-            return alone(data)
         return gathered(data, self.trainer.engine.comm.all_gather_object)
 
 
@@ -102,7 +102,7 @@ def alone(data: Any) -> Any:
         return type(data)(alone(part) for part in data)
     if isinstance(data, str):
         return data
-    return torch.as_tensor(data).detach()
+    return torch.as_tensor(data)
 
 
 def gathered(data: Any, all_gather_object: Callable[[Any], list[Any]]) -> Any:
