@@ -249,7 +249,8 @@ class Task(
             value = whole_of(value)  # as the norm that torch's clip_grad_norm_ returns under FSDP2
         target = self._log_target
         if logger is False:
-            self.trainer.hooks.log.hidden.update((name, f"{name}_step", f"{name}_epoch"))
+            suffix = target.table.suffix if target and add_dataloader_idx else ""
+            self.trainer.hooks.log.hide(self.trainer.state.stage, name, value, suffix)
         reduction = reduction_of(reduce_fx)
         if target is None:
             log = self.trainer.hooks.log

@@ -37,7 +37,7 @@ class HookLog:
         # of each name: its numbers with their weights, how to combine them, and whether over ranks
         self.values: dict[str, tuple[list[tuple[Any, float]], Reduction, bool]] = {}
         self.prog_bar: set[str] = set()
-        self.hidden: set[str] = set()  # names that loggers do not get
+        self._hidden: dict[str, set[str]] = {}  # by stage: names that loggers do not get
         self.latest: dict[str, float] = {}  # what the last hook logged, the same on all ranks
         self._logged: list[Any] = []  # metric objects
         self._said: set[tuple[str, str]] = set()
@@ -69,9 +69,8 @@ class HookLog:
         value = latest_of(value)
         if is_metric(value) or is_collection(value):
             self._logged.append(value)
-        for full, number in numbers_of(
-            name, value.compute() if is_metric(value) or is_collection(value) else value
-        ).items():
+            value = value.compute()
+        for full, number in numbers_of(name, value).items():
             numbers = self.values[full][0] if full in self.values else []
             entry = number, weight if reduction == "mean" else 1.0
             self.values[full] = [*numbers, entry], reduction, over_ranks
@@ -124,15 +123,17 @@ class HookLog:
         if combined:
             self._put(combined)
 
-    def shown(self, values: dict[str, float]) -> dict[str, float]:
-        """Return values without those that were logged with `logger=False`."""
-        if not self.hidden:
-            return values
-        return {
-            name: value
-            for name, value in values.items()
-            if name.partition("/dataloader_idx_")[0] not in self.hidden
-        }
+    def hide(self, stage: str, name: str, value: Any, suffix: str) -> None:
+        """Keep a value from the loggers: what a stage logs of a name, with a loader's suffix."""
+        own = latest_of(value)
+        names = [name] if is_metric(own) or is_collection(own) else numbers_of(name, value)
+        full = {f"{each}{end}{suffix}" for each in names for end in ("", "_step", "_epoch")}
+        self._hidden[stage] = self._hidden.get(stage, set()) | full
+
+    def shown(self, values: dict[str, float], stage: str = "") -> dict[str, float]:
+        """Return values without those that a stage, or any, has logged with `logger=False`."""
+        hidden = [names for each, names in self._hidden.items() if stage in ("", each)]
+        return {n: v for n, v in values.items() if not any(n in names for names in hidden)}
 
     def of_step(self) -> dict[str, float]:
         """Return this rank's values, logged within a step. Waits for the device."""

@@ -252,7 +252,7 @@ class Run(LightningNames):
         """Hand values of this step to the loggers, without those that were logged with
         `logger=False`. One that was logged as "step" is their step, as in Lightning.
         """
-        shown = dict(self.hooks.log.shown(values))
+        shown = self.hooks.log.shown(values, self.state.stage)
         if not 0 <= (step := shown.pop("step", self.global_step)) < 2**63:
             raise TaskError(f"log('step', ...) is the loggers' step: 0 or more, and not {step}.")
         self.hooks("on_metrics", shown, int(step))

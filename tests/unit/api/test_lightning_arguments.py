@@ -4,6 +4,7 @@ or are answered with what to do.
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 from typing import Any
 
@@ -235,6 +236,43 @@ def test_values_may_be_kept_from_the_loggers(tmp_path: Path) -> None:
         "val/each/dataloader_idx_0",
     }
     assert known <= set(trainer.callback_metrics)
+
+
+def test_values_of_named_loaders_may_be_kept_from_the_loggers(tmp_path: Path) -> None:
+    """logger=False of a dict of loaders, and of a vector."""
+
+    class Hiding(Line):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.log("vector", torch.ones(2), logger=False)
+            return super().training_step(batch, batch_idx)
+
+        def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+            self.log("val", 2.0, logger=False)
+            self.log("val/shown", 3.0)
+
+    trainer = quiet(tmp_path, logger=CSVLogger(), log_every_n_steps=1)
+    trainer.fit(Hiding(), loader(8), {"near": loader(4), "far": loader(4)})
+    names = (tmp_path / "metrics.csv").read_text().splitlines()[0].split(",")
+    assert {"val/shown/near", "val/shown/far"} <= {*names}
+    assert not {"val/near", "val/far", "vector/0"} & {*names}
+    assert "val/far" in trainer.callback_metrics
+
+
+@pytest.mark.parametrize("hides", ["train", "validate"])
+def test_a_name_is_kept_from_the_loggers_where_it_was_asked_for(hides: str, tmp_path: Path) -> None:
+    """log("both", logger=False) in training hides no "both" of validation, and the reverse."""
+
+    class Hiding(Line):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.log("both", 1.0, logger=hides != "train")
+            return super().training_step(batch, batch_idx)
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("both", 2.0, logger=hides != "validate")
+
+    quiet(tmp_path, logger=CSVLogger(), log_every_n_steps=1).fit(Hiding(), loader(8), loader(4))
+    table = csv.DictReader((tmp_path / "metrics.csv").read_text().splitlines())
+    assert {row["both"] for row in table} - {""} == {"2.0" if hides == "train" else "1.0"}
 
 
 def test_values_of_all_ranks_are_gathered(tmp_path: Path) -> None:
