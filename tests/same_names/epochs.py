@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from tests.same_names.kit import Framework, data, weights
 from tests.same_names.table import differs, equal
@@ -63,6 +64,77 @@ def first_batch_ends_the_epoch(kit: Framework) -> Any:
 def validation_of_an_epoch_that_a_hook_ends(kit: Framework) -> Any:
     """Validation after an epoch that ends early since on_train_batch_start returns -1."""
     return ended_at(kit, 2)
+
+
+@differs(
+    "There the last value, of the last batch; here their mean, weighted by samples: that of the step."
+    " Log under another name, or with reduce_fx."
+)
+def values_of_one_step(kit: Framework) -> Any:
+    """Several log calls of one name in a step, also of accumulate_grad_batches: the step's value."""
+
+    def training_step(self: Any, batch: Any, batch_idx: int) -> Any:
+        self.log("x", float(batch_idx))
+        return self.loss(batch)
+
+    logger = kit.loggers.CSVLogger(str(kit.folder / "logs"), name="mine", version="v1")
+    settings: dict[str, Any] = {"accumulate_grad_batches": 2, "log_every_n_steps": 1}
+    trainer = kit.trainer(logger=logger, max_epochs=1, **settings)
+    trainer.fit(kit.line(training_step=training_step), data(32))
+    rows = (kit.folder / "logs" / "mine" / "v1" / "metrics.csv").read_text().splitlines()
+    place = rows[0].split(",").index("x")
+    return [float(row.split(",")[place]) for row in rows[1:] if row.split(",")[place]]
+
+
+@differs(
+    "There a scheduler of epochs, but ReduceLROnPlateau, moves before the validation at the epoch's"
+    " end; here after it, so that the validation sees the rate that the epoch was trained with."
+)
+def rate_in_a_validation(kit: Framework) -> Any:
+    """The rate that the validation at an epoch's end sees."""
+    rates: list[float] = []
+
+    def configure_optimizers(self: Any) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.05)
+        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)]
+
+    def on_validation_start(self: Any) -> None:
+        rates.append(self.optimizers().param_groups[0]["lr"])
+
+    members = {"configure_optimizers": configure_optimizers}
+    task = kit.line(on_validation_start=on_validation_start, **members)
+    kit.trainer(max_epochs=3).fit(task, data(), data())
+    return rates
+
+
+def made(kit: Framework, precision: str) -> Any:
+    """Return the dtype of a tensor that training_step makes."""
+    seen: set[str] = set()
+
+    def training_step(self: Any, batch: Any, batch_idx: int) -> Any:
+        seen.add(str(torch.zeros(1).dtype))
+        return self.loss(batch)
+
+    kit.trainer(precision=precision, max_steps=1).fit(kit.line(training_step=training_step), data())
+    return sorted(seen)
+
+
+_MADE = (
+    "There the default dtype is {} within a step; here float32 as everywhere. Write torch.zeros(...,"
+    " dtype=self.dtype), or torch.zeros_like(x)."
+)
+
+
+@differs(_MADE.format("float64"))
+def made_in_64_true(kit: Framework) -> Any:
+    """The dtype of torch.zeros(1) in a step, with precision="64-true"."""
+    return made(kit, "64-true")
+
+
+@differs(_MADE.format("bfloat16"))
+def made_in_bf16_true(kit: Framework) -> Any:
+    """The dtype of torch.zeros(1) in a step, with precision="bf16-true"."""
+    return made(kit, "bf16-true")
 
 
 @equal
