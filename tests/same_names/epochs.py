@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from tests.same_names.kit import Framework, data, weights
-from tests.same_names.table import differs, equal
+from tests.same_names.table import differs, equal, refused
 
 
 @equal
@@ -107,6 +108,41 @@ def rate_in_a_validation(kit: Framework) -> Any:
     return rates
 
 
+def plateau(kit: Framework, **config: Any) -> Any:
+    """Train with a ReduceLROnPlateau on a value that on_train_epoch_end logs; return the rate."""
+
+    def configure_optimizers(self: Any) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.05)
+        scheduler = ReduceLROnPlateau(optimizer, patience=0, factor=0.5)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "monitor": "mine", **config},
+        }
+
+    task = kit.line(
+        configure_optimizers=configure_optimizers,
+        on_train_epoch_end=lambda self: self.log("mine", 1.0),
+    )
+    trainer = kit.trainer(max_epochs=4)
+    trainer.fit(task, data())
+    return trainer.optimizers[0].param_groups[0]["lr"]
+
+
+@refused("scheduler moves before on_train_epoch_end")
+def plateau_on_a_value_of_an_epochs_end(kit: Framework) -> Any:
+    """ReduceLROnPlateau on a value that on_train_epoch_end logs."""
+    return plateau(kit)
+
+
+@differs(
+    "There it moves after on_train_epoch_end; here before it, so it never has the value, as a line says."
+    " Log the value in training_step with on_epoch=True, or in validation."
+)
+def lenient_plateau_on_a_value_of_an_epochs_end(kit: Framework) -> Any:
+    """The same with `"strict": False`."""
+    return plateau(kit, strict=False)
+
+
 def made(kit: Framework, precision: str) -> Any:
     """Return the dtype of a tensor that training_step makes."""
     seen: set[str] = set()
@@ -148,3 +184,21 @@ def gathered_graph(kit: Framework) -> Any:
     task = kit.line(training_step=training_step)
     kit.trainer(max_steps=3).fit(task, data())
     return weights(task)
+
+
+def hooks_of_a_cut_epoch(kit: Framework, **settings: Any) -> Any:
+    """Return the epochs' ends of a fit that a limit cuts."""
+    ends: list[int] = []
+    task = kit.line(on_train_epoch_end=lambda self: ends.append(self.trainer.global_step))
+    kit.trainer(**settings).fit(task, data())
+    return ends
+
+
+@differs(
+    "There it is called for the epoch that max_steps, max_time or a stop cuts too; here for whole epochs,"
+    " since a run with a higher limit resumes within that one. A line says so; on_train_end is"
+    " called in any case."
+)
+def end_of_a_cut_epoch(kit: Framework) -> Any:
+    """on_train_epoch_end of an epoch that max_steps cuts."""
+    return hooks_of_a_cut_epoch(kit, max_steps=7)

@@ -6,6 +6,7 @@ others.py         classes and calls of transformers' Trainer, Keras, Horovod, Ac
 surroundings.py   what other libraries have set up around a fit, and trainkit does not read
 unsaved.py        objects of a Task whose state no checkpoint holds
 plateaus.py       schedulers that wait for a validation
+epoch_ends.py     what on_train_epoch_end comes too late for, and the epochs that lack it
 lightning_configs.py   keys, classes and flags in configs of Lightning's users
 """
 
@@ -47,6 +48,7 @@ EXTENSION = Extension(
         "a checkpoint": f"{_LIGHTNING}.CHECKPOINT",
         "load_from_checkpoint": f"{_LIGHTNING}.LOAD_FROM_CHECKPOINT",
     },
+    features=("trainkit.extensions.names.epoch_ends.of_stage",),
     remarks=(
         *(
             f"{_AROUND}.{name}"
