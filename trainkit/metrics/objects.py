@@ -92,16 +92,11 @@ def restore(
         for i, one in enumerate(_inner(metric)):
             for name, reduction in one._reductions.items():
                 parts = [states[i][name] for states, _ in there]
-                alone = len(parts) == 1 and isinstance(parts[0], Tensor)
-                setattr(
-                    one,
-                    name,
-                    (
-                        parts[0].to(metric.device)
-                        if alone
-                        else _combine(parts, reduction, metric.device)
-                    ),
-                )
+                if len(parts) == 1 and isinstance(parts[0], Tensor):
+                    whole = parts[0].to(metric.device)
+                else:
+                    whole = _combine(parts, reduction, metric.device)
+                setattr(one, name, whole)
             one._update_count = sum(counts[i] for _, counts in there)
             one._computed = None
     for state in own:
@@ -351,11 +346,8 @@ def _give(metric: Any, ranks: Sequence[tuple[States, int]]) -> None:
     """Give a metric the combined states of ranks."""
     for place, one in enumerate(_inner(metric)):
         for state, reduction in one._reductions.items():
-            setattr(
-                one,
-                state,
-                _combine([states[place][state] for states, _ in ranks], reduction, metric.device),
-            )
+            parts = [states[place][state] for states, _ in ranks]
+            setattr(one, state, _combine(parts, reduction, metric.device))
         # else compute() would sum over torch.distributed's ranks once more
         one._computed = None
         one._to_sync = False
