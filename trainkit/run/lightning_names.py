@@ -6,6 +6,8 @@ import math
 from pathlib import Path
 from typing import Any
 
+from torch.optim import Optimizer
+
 from trainkit.api.callback import Callback
 from trainkit.api.datamodule import DataModule
 from trainkit.api.dispatch import Hooks
@@ -55,12 +57,17 @@ def missing(name: str) -> str:
 
 
 def explain_missing(error: BaseException | None) -> None:
-    """Let the error of a hook that asked its trainer for a name of Lightning's say what to use here.
+    """Let the error of a hook that asked its trainer, or an optimizer, for a name of Lightning's say
+    what to use here.
 
     A Run has no __getattr__: with one, Python looks up each attribute of each step the slow way.
     """
-    if isinstance(error, AttributeError) and isinstance(error.obj, Limits) and error.name:
+    if not isinstance(error, AttributeError) or not error.name:
+        return
+    if isinstance(error.obj, Limits):
         error.args = (missing(error.name),)
+    elif isinstance(error.obj, Optimizer):
+        error.args = (f"{error}{advice('an optimizer', error.name)}",)
 
 
 class _Setting:

@@ -171,3 +171,21 @@ def test_accelerates_own_loader_is_refused(tmp_path: Path) -> None:
     accelerate.state.AcceleratorState._reset_state(True)  # other tests have ranks of their own
     with pytest.raises(ConfigError, match="is accelerate's, which has each rank's own part"):
         quiet(tmp_path).fit(Line(), prepared)
+
+
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_a_method_of_an_optimizer_says_what_to_call(by_hand: bool, tmp_path: Path) -> None:
+    """Lightning's optimizers toggle a model; here the Task does. Another name stays torch's error."""
+
+    class Toggling(Line):
+        automatic_optimization = not by_hand
+        method = "toggle_model"
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return getattr(self.optimizers(), self.method)()
+
+    with pytest.raises(AttributeError, match=r"'SGD' .*'toggle_model'\. .*toggled_optimizer"):
+        quiet(tmp_path / "a", max_epochs=1).fit(Toggling(), loader(8))
+    Toggling.method = "togle"
+    with pytest.raises(AttributeError, match=r"'SGD' object has no attribute 'togle'$"):
+        quiet(tmp_path / "b", max_epochs=1).fit(Toggling(), loader(8))

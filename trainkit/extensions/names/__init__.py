@@ -45,6 +45,7 @@ EXTENSION = Extension(
         "TuneReport": f"{_OTHERS}.REPORT",
         "ModelCheckpoint": f"{_OTHERS}.MODEL_CHECKPOINT",
         "callbacks.checkpoint": f"{_OTHERS}.MODEL_CHECKPOINT",
+        "an optimizer": f"{_LIGHTNING}.OPTIMIZER",
         "a checkpoint": f"{_LIGHTNING}.CHECKPOINT",
         "load_from_checkpoint": f"{_LIGHTNING}.LOAD_FROM_CHECKPOINT",
     },

@@ -147,6 +147,14 @@ TASK_METHODS: dict[str, str] = {
     "configure_sharded_model": "Use configure_model.",
 }
 
+# Of LightningOptimizer, which self.optimizers() returns there.
+OPTIMIZER = {
+    "toggle_model": (
+        "In its place: `with self.toggled_optimizer(optimizer):`, a method of the Task. Gradients are"
+        " summed before each optimizer.step(), so sync_grad is not needed."
+    ),
+}
+
 # Entries of the dict that hooks of a checkpoint receive.
 CHECKPOINT = each(
     {
