@@ -24,7 +24,6 @@ from functools import partial
 from trainkit.api.task import LogTarget
 from trainkit.data.feed import Step
 from trainkit.errors import TaskError, clause
-from trainkit.metrics.latest import plain_name
 from trainkit.run.batches import EpochEnded, check_epoch, compute_gradients, end_last_batch
 from trainkit.run.evaluator import steps_between
 from trainkit.run.logged import keep_values, report_unread, with_rate
@@ -79,8 +78,7 @@ def train_epoch(run: Run) -> None:
         state.end_open = False
     if state.epoch_done:
         complete = not run.evaluator.has_data or state.validated_at >= 0
-        fresh = {plain_name(name): value for name, value in state.epoch_values.items()}
-        fresh |= state.epoch_values  # "loss_epoch" is "loss" too, as in callback_metrics
+        fresh = run.callback_metrics.with_plain(state.epoch_values)
         run.rates.after_epoch(state.current_epoch + 1, state.num_updates, fresh, complete)
         run.step.metrics.bring_back()
         run.hooks.log.objects = run.step.metrics  # finished by the hook

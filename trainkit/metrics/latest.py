@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from rich.table import Table
@@ -48,12 +48,14 @@ class LatestMetrics(dict[str, float]):
     Attributes:
         logged_at: the step of each value.
         history: the values of each epoch, with its number, last step and rate.
+        suffixes: of the names of values of a dict's validation loaders.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.logged_at: dict[str, int] = {}
         self.history: list[dict[str, float]] = []
+        self.suffixes: set[str] = set()
 
     def __getitem__(self, name: str) -> Number:
         return Number(super().__getitem__(name))
@@ -76,10 +78,13 @@ class LatestMetrics(dict[str, float]):
 
     def put(self, values: Mapping[str, float], step: int) -> None:
         """Store the values of a step, those of an epoch ("loss_epoch") under the plain name too."""
-        plain = {plain_name(name): value for name, value in values.items()}
-        both = {name: float(value) for name, value in (plain | dict(values)).items()}
+        both = {name: float(value) for name, value in self.with_plain(values).items()}
         self.update(both)
         self.logged_at |= dict.fromkeys(both, step)
+
+    def with_plain(self, values: Mapping[str, float]) -> dict[str, float]:
+        """Return values, those of an epoch under the plain name too."""
+        return {plain_name(name, self.suffixes): v for name, v in values.items()} | dict(values)
 
     def record(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
         """Add an epoch to the history, in place of what was known of it before a run resumed."""
@@ -87,9 +92,10 @@ class LatestMetrics(dict[str, float]):
         self.history.append({**values, "epoch": epoch, "step": step})
 
 
-def plain_name(name: str) -> str:
-    """Return the name that `log` was called with:
+def plain_name(name: str, suffixes: Collection[str] = ()) -> str:
+    """Return the name that `log` was called with, and the loader's suffix:
     it adds "_epoch" if a value is logged by step too.
     """
-    own, slash, loader = name.partition("/dataloader_idx_")
-    return own.removesuffix("_epoch") + slash + loader
+    suffix = next(filter(name.endswith, suffixes), "")
+    own, slash, loader = name.removesuffix(suffix).partition("/dataloader_idx_")
+    return own.removesuffix("_epoch") + slash + loader + suffix

@@ -41,6 +41,7 @@ def make_feeds(stage: Stage, training: TrainingData, shares: Sequence[int] | Non
     _check_interval(options.evaluation, train, changes, bool(val))
     feeds.of_fit = Feeds(train, val, val_data, training.batch_size, declared, changes, shares)
     stage.run.evaluator.data = _for_evaluator(stage)
+    stage.run.callback_metrics.suffixes |= {f"/{feed.name}" for feed in val if feed.name}
     return feeds.of_fit
 
 
