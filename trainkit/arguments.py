@@ -264,8 +264,9 @@ def not_logged(monitor: str, values: Iterable[str]) -> str:
     names = sorted(values)
     return (
         f"'{monitor}', which was not logged for an epoch; there are"
-        f" {', '.join(names) or 'none'}.{did_you_mean(monitor, names)} training_step logs a step's value, unless it"
-        " calls self.log(..., on_epoch=True). A scheduler moves before on_train_epoch_end, whose values it cannot read."
+        f" {', '.join(names) or 'none'}.{did_you_mean(monitor, names)} training_step logs a step's"
+        " value, unless it calls self.log(..., on_epoch=True). A scheduler moves before"
+        " on_train_epoch_end, whose values it cannot read."
     )
 
 
