@@ -187,7 +187,9 @@ def test_sigterm_ends_the_job_with_a_checkpoint(cluster: Any, tmp_path: Path) ->
         job.process.send_signal(signal.SIGTERM)
         assert job.end() == 75, job.text
         assert not any(is_alive(pid) for pid in pids)
-    assert "all workers get SIGTERM and have 25 s to end" in job.text  # of 30 that Ray waits: conftest
+    assert (
+        "all workers get SIGTERM and have 25 s to end" in job.text
+    )  # of 30 that Ray waits: conftest
     (last,) = {int(found) for found in re.findall(r"the run ended after step (\d+)", job.text)}
     assert (
         tmp_path / "run" / "checkpoints" / "last"
