@@ -248,7 +248,8 @@ class Task(
         if isinstance(value, Tensor) and is_spread(value):
             value = whole_of(value)  # as the norm that torch's clip_grad_norm_ returns under FSDP2
         target = self._log_target
-        if logger is False:
+        has_parts = isinstance(value, Mapping) or is_collection(value)
+        if logger is False and (target is None or not has_parts):
             suffix = target.table.suffix if target and add_dataloader_idx else ""
             self.trainer.hooks.log.hide(self.trainer.state.stage, name, value, suffix)
         reduction = reduction_of(reduce_fx)
@@ -259,7 +260,7 @@ class Task(
             if on_step or on_epoch is False:
                 log.ask_for_steps(name)
             return
-        if isinstance(value, Mapping) or is_collection(value):
+        if has_parts:
             for key, part in value.items():
                 how = (prog_bar, logger, on_step, on_epoch, reduction)
                 more: dict[str, Any] = {"batch_size": batch_size, "sync_dist": sync_dist}

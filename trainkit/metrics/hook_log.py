@@ -37,7 +37,8 @@ class HookLog:
         # of each name: its numbers with their weights, how to combine them, and whether over ranks
         self.values: dict[str, tuple[list[tuple[Any, float]], Reduction, bool]] = {}
         self.prog_bar: set[str] = set()
-        self._hidden: dict[str, set[str]] = {}  # by stage: names that loggers do not get
+        # by stage: how names begin and end that loggers do not get
+        self._hidden: dict[str, set[tuple[str, str]]] = {}
         self.latest: dict[str, float] = {}  # what the last hook logged, the same on all ranks
         self._logged: list[Any] = []  # metric objects
         self._said: set[tuple[str, str]] = set()
@@ -126,14 +127,16 @@ class HookLog:
     def hide(self, stage: str, name: str, value: Any, suffix: str) -> None:
         """Keep a value from the loggers: what a stage logs of a name, with a loader's suffix."""
         own = latest_of(value)
-        names = [name] if is_metric(own) or is_collection(own) else numbers_of(name, value)
-        full = {f"{each}{end}{suffix}" for each in names for end in ("", "_step", "_epoch")}
-        self._hidden[stage] = self._hidden.get(stage, set()) | full
+        is_object = is_metric(own) or is_collection(own)
+        names = [name] if is_object else numbers_of(name, value)
+        begins = [f"{each}{end}" for each in names for end in ("", "_step", "_epoch")]
+        begins += [f"{begin}/" for begin in begins] * is_object  # the numbers of its value
+        self._hidden.setdefault(stage, set()).update((begin, suffix) for begin in begins)
 
     def shown(self, values: dict[str, float], stage: str = "") -> dict[str, float]:
         """Return values without those that a stage, or any, has logged with `logger=False`."""
-        hidden = [names for each, names in self._hidden.items() if stage in ("", each)]
-        return {n: v for n, v in values.items() if not any(n in names for names in hidden)}
+        hidden = [part for at, parts in self._hidden.items() if stage in ("", at) for part in parts]
+        return {n: v for n, v in values.items() if not any(_is_of(n, *part) for part in hidden)}
 
     def of_step(self) -> dict[str, float]:
         """Return this rank's values, logged within a step. Waits for the device."""
@@ -143,3 +146,9 @@ class HookLog:
         """Forget the values that were logged within a step."""
         self.values.clear()
         self._of_steps.clear()
+
+
+def _is_of(name: str, begin: str, suffix: str) -> bool:
+    """Return whether this is the hidden name, or of a group's ("acc/") numbers."""
+    is_group = begin.endswith("/") and name.startswith(begin) and name.endswith(suffix)
+    return is_group or name == begin + suffix

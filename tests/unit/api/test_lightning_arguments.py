@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torchmetrics
 from torch.utils.data import DataLoader
 
 import trainkit
@@ -256,6 +257,38 @@ def test_values_of_named_loaders_may_be_kept_from_the_loggers(tmp_path: Path) ->
     assert {"val/shown/near", "val/shown/far"} <= {*names}
     assert not {"val/near", "val/far", "vector/0"} & {*names}
     assert "val/far" in trainer.callback_metrics
+
+
+def test_metric_objects_may_be_kept_from_the_loggers(tmp_path: Path) -> None:
+    """One of several numbers, one in a dict, and a collection in a hook."""
+
+    class Hiding(Line):
+        def __init__(self) -> None:
+            super().__init__()
+            self.each = torchmetrics.Accuracy("multiclass", num_classes=2, average="none")
+            self.mean = torchmetrics.MeanMetric()
+            self.both = torchmetrics.MetricCollection({"a": torchmetrics.MeanMetric()})
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.each(torch.tensor([0, 1]), torch.tensor([0, 0]))
+            self.mean(1.0)
+            self.both.update(2.0)
+            self.log("each", self.each, on_step=True, on_epoch=True, logger=False)
+            self.log("group", {"mean": self.mean}, on_step=False, logger=False)
+            self.log("eachone", 3.0, on_epoch=True)
+            return super().training_step(batch, batch_idx)
+
+        def on_train_epoch_end(self) -> None:
+            self.log("both", self.both, logger=False)
+
+    trainer = quiet(tmp_path, logger=CSVLogger(), log_every_n_steps=1, max_epochs=1)
+    trainer.fit(Hiding(), loader(8))
+    names = {*(tmp_path / "metrics.csv").read_text().splitlines()[0].split(",")}
+    assert {name for name in names if name.startswith(("each", "group", "both"))} == {
+        "eachone_step",
+        "eachone_epoch",
+    }
+    assert {"each_epoch/0", "group/mean", "both/a"} <= set(trainer.callback_metrics)
 
 
 @pytest.mark.parametrize("hides", ["train", "validate"])
