@@ -106,6 +106,24 @@ def a_scheduler_by_hand_with_a_place(kit: Framework) -> Any:
 
 
 @equal
+def a_plateau_by_hand(kit: Framework) -> Any:
+    """lr_schedulers().step(value, epoch) of a ReduceLROnPlateau, by hand: the rates."""
+    rates: list[float] = []
+
+    def step(self: Any, batch: Any, batch_idx: int) -> None:
+        self.lr_schedulers().step(-float(batch_idx), batch_idx)
+        rates.append(round(self.optimizers().param_groups[0]["lr"], 6))
+
+    def optimizers(self: Any) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.05)
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "x"}}
+
+    by_hand(kit, step, {"configure_optimizers": optimizers})
+    return rates
+
+
+@equal
 def outputs_by_hand(kit: Framework) -> Any:
     """outputs of on_train_batch_end by hand: of a tensor, a dict and None."""
     shown: list[Any] = []

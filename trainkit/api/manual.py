@@ -49,7 +49,7 @@ class Schedule:
         """Move it by a step; `metric` is the monitored value of ReduceLROnPlateau. Other schedulers
         get either as their `epoch`.
         """
-        self._move(metric if epoch is None else epoch)
+        self._move(epoch if metric is None else metric)
 
 
 class ManualOptimization:
