@@ -68,7 +68,9 @@ def train_epoch(run: Run) -> None:
         state.epoch_done = not stopped or state.step_in_epoch == run.train_feed.num_steps_in(
             state.current_epoch
         )
-        if state.epoch_done and state.step_in_epoch:  # else a hook has ended it before its first
+        if not state.step_in_epoch:  # a hook may end each epoch before its first step
+            run.stopping.check()
+        elif state.epoch_done:
             check_epoch(run)
         _report_epoch(run)
         due = stopped or (validates and not run.evaluator.interval and state.step_in_epoch > 0)

@@ -90,6 +90,20 @@ def test_the_first_limit_wins(tmp_path: Path) -> None:
         assert trainer.global_step == steps
 
 
+def test_empty_epochs_end_by_the_time_limit(tmp_path: Path) -> None:
+    """Also if a hook ends each of them before its first step."""
+
+    class Skips(Callback):
+        def on_train_batch_start(
+            self, trainer: Any, task: Any, batch: Any, batch_idx: int
+        ) -> int | None:
+            return -1
+
+    trainer = quiet(tmp_path, max_steps=9, max_epochs=-1, max_time=0.3, callbacks=Skips())
+    trainer.fit(Line(), loader(8))
+    assert trainer.global_step == 0 and trainer.current_epoch > 0
+
+
 def test_a_requested_stop_ends_after_the_step(tmp_path: Path) -> None:
     """request_stop ends the run after the current step, and its reason is stored."""
     watch = Watch(stop_at=3)

@@ -123,6 +123,7 @@ class Timer(Callback):
         self._ended.pop(stage, None)
 
     def _look(self, trainer: RunView) -> None:
+        self._agreed = self._before + trainer.coordinator.now - self._clock_at_start
         if self.duration_s is not None and self._agreed >= self.duration_s:
             trainer.request_stop(
                 f"the time limit is reached: {_shown(self._agreed)} of training, the limit is"
