@@ -119,6 +119,23 @@ def test_a_plateau_that_moves_is_not_named(
     assert "has not moved" not in out
 
 
+def test_a_plateau_that_the_task_moves_is_not_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By hand, in any epoch."""
+
+    class ByHand(Ending):
+        automatic_optimization = False
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(Line.training_step(self, batch, batch_idx))
+            optimizer.step()
+
+    assert "has not moved" not in printed(tmp_path, capsys, ByHand(strict=False))
+
+
 def test_a_strict_one_ends_in_an_error_that_says_why(tmp_path: Path) -> None:
     """After the first epoch."""
     with pytest.raises(TaskError, match=r"'mine'.*scheduler moves before on_train_epoch_end"):

@@ -61,13 +61,14 @@ class EpochEnds(Feature):
     def before_epoch(self, epoch: int) -> None:
         """Name a plateau that could not move, though its value is there."""
         run = self._stage.run
-        for config in run.rates.schedules if epoch else ():
+        other = run.evaluator.names | run.callback_metrics.with_plain(run.state.epoch_values).keys()
+        for config in run.rates.schedules if epoch and not run.rates.moves_by_hand else ():
             monitor = config.monitor or ""
             if (
                 isinstance(config.scheduler, ReduceLROnPlateau)
                 and (config.interval, config.strict) == ("epoch", False)
                 and (epoch >= config.frequency and not config.scheduler.last_epoch)
-                and monitor in run.callback_metrics.keys() - run.evaluator.names - self._said
+                and monitor in run.callback_metrics.keys() - other - self._said
             ):
                 self._said.add(monitor)
                 run.say(
