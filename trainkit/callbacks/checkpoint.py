@@ -328,6 +328,8 @@ def _has_new_score(policy: ModelCheckpoint, trainer: RunView) -> bool:
 def _say(policy: ModelCheckpoint, trainer: RunView, name: str, score: float, outcome: str) -> None:
     if policy.verbose:
         value = "" if policy.monitor is None else f" ({policy.monitor} = {score:g})"
+        if math.isnan(score) and _is_finite(policy.monitor, trainer):
+            value = f" (without {policy.monitor} of this step)"
         trainer.say(f"Checkpoint {name}{value} {outcome}.")
 
 

@@ -85,6 +85,16 @@ def test_saves_and_steps_that_are_not_saved_are_printed_if_asked(
     ]
 
 
+def test_a_step_without_a_value_is_printed_as_such(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The value of other weights is none of it, and is not NaN."""
+    keeper = ModelCheckpoint(monitor="val/score", verbose=True)
+    run(tmp_path, keeper, [3.0, 4.0], check_val_every_n_epoch=2, max_epochs=3)
+    out = capsys.readouterr().out
+    assert "epoch=2-step=6 (without val/score of this step) is saved" in out and "nan" not in out
+
+
 def test_without_a_monitor_the_newest_is_kept(tmp_path: Path) -> None:
     """By default one checkpoint is kept, that of the last epoch, and both links point to it."""
     folder = run(tmp_path, ModelCheckpoint(), [0, 0, 0])
