@@ -424,6 +424,8 @@ def test_sounds_and_videos_are_made_each_with_its_options(
             logger: Any = self.trainer.logger
             logger.log_audio("sounds", ["a.wav", "b.wav"], sample_rate=[8000, 9000], step=5)
             logger.log_video("clips", ["c.mp4"])
+            logger.log_audio("one", "d.wav", 7000, step=6)
+            logger.log_image("picture", "e.png", masks=[{}])
             made.append(logger.use_artifact("team/data:v3", "dataset"))
 
     made: list[Any] = []
@@ -431,10 +433,12 @@ def test_sounds_and_videos_are_made_each_with_its_options(
     fake: Any = Fake()
     fake.log = lambda values, step: rows.append(values)
     fake.use_artifact = lambda name, **options: (name, *options.values())
-    fake.Audio = fake.Video = lambda item, **options: (item, options)
+    fake.Audio = fake.Video = fake.Image = lambda item, **options: (item, options)
     monkeypatch.setitem(sys.modules, "wandb", fake)
     quiet(tmp_path, logger=WandbLogger(), max_epochs=1).fit(Sounding(), loader(8))
     assert {"trainer/global_step": 2, "clips": [("c.mp4", {})]} in rows
+    assert {"trainer/global_step": 6, "one": [("d.wav", {"sample_rate": 7000})]} in rows
+    assert {"trainer/global_step": 2, "picture": [("e.png", {"masks": {}})]} in rows
     sounds = [("a.wav", {"sample_rate": 8000}), ("b.wav", {"sample_rate": 9000})]
     assert {"trainer/global_step": 5, "sounds": sounds} in rows
     assert made == [("team/data:v3", "dataset")]

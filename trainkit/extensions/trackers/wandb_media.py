@@ -42,12 +42,17 @@ class WandbMedia(LogsMedia):
         Raises:
             ConfigError: `images` is no list, or an option has another length.
         """
-        if key or images is not None or isinstance(image, list):
-            items = image if images is None else images
-            own = {"caption": caption, **options} if caption else options
-            _log_each(self, "Image", key or name, items, step, own)
-        else:
-            super().log_image(name, image, caption)
+        if not (key or images is not None or isinstance(image, list)):
+            if step is None and not options:
+                super().log_image(name, image, caption)
+                return
+            images, caption = (
+                [image],
+                [caption] if caption and isinstance(caption, str) else caption,
+            )
+        items = image if images is None else images
+        own = {"caption": caption, **options} if caption else options
+        _log_each(self, "Image", key or name, items, step, own)
 
     def log_audio(
         self,
@@ -63,12 +68,15 @@ class WandbMedia(LogsMedia):
         """Log a sound, or a list of them: see `log_image`. Of a list: arrays or paths, with
         sample_rate=[Hz, ...] and caption=[...].
         """
-        if key or audios is not None or isinstance(samples, list):
-            items = samples if audios is None else audios
-            own = {"sample_rate": sample_rate, **options} if sample_rate else options
-            _log_each(self, "Audio", key or name, items, step, own)
-        else:
-            super().log_audio(name, samples, sample_rate)
+        if not (key or audios is not None or isinstance(samples, list)):
+            if step is None and not options:
+                super().log_audio(name, samples, sample_rate)
+                return
+            audios = [samples]
+            sample_rate = [sample_rate] if isinstance(sample_rate, int) else sample_rate
+        items = samples if audios is None else audios
+        own = {"sample_rate": sample_rate, **options} if sample_rate else options
+        _log_each(self, "Audio", key or name, items, step, own)
 
     def log_video(
         self, key: str, videos: list[Any], step: int | None = None, **options: Any
@@ -112,8 +120,10 @@ class WandbMedia(LogsMedia):
         columns: list[str] | None = None,
     ) -> None:
         """Log a text, or a table of texts: see `log_table`."""
-        if isinstance(text, str):
+        if isinstance(text, str) and step is None:
             super().log_text(name, text)
+        elif isinstance(text, str):
+            self.log_table(name, ["text"], [[text]], step=step)
         else:
             columns = text if columns is None else columns
             self.log_table(
