@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import yaml
 from tests.helpers.launching import run_command
 from tests.helpers.tokenizers import TEXT, train_tokenizer
 from trainkit.extensions.exporting.from_run import load_task
+from trainkit.extensions.exporting.hub_files import write_generation
 from trainkit.extensions.exporting.model_card import CardFacts, write_card
 
 transformers = pytest.importorskip("transformers")
@@ -86,6 +88,13 @@ def test_a_chat_model_without_its_pretrained_folder_has_a_tokenizer(tmp_path: Pa
     header, _ = read_card(tmp_path / "peft")
     assert header["library_name"] == "peft"
     assert "PeftModel.from_pretrained" in (tmp_path / "peft" / "README.md").read_text()
+
+
+def test_a_model_whose_answers_have_no_end_has_none(tmp_path: Path) -> None:
+    """transformers' generate fails on an empty list of them."""
+    source: Any = SimpleNamespace(stops=lambda answers: set(), answers=False)
+    write_generation(tmp_path, source)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_card_says_only_what_is_known(tmp_path: Path) -> None:

@@ -84,7 +84,8 @@ def write_generation(folder: Path, source: ModelSource) -> None:
     path = folder / _GENERATION
     content = json.loads(path.read_text()) if path.is_file() else {}
     content.pop("_from_model_config", None)  # with it transformers reads config.json again
-    stops = sorted(source.stops(source.answers))
+    if not (stops := sorted(source.stops(source.answers))):
+        return  # an answer ends by its length
     content["eos_token_id"] = stops[0] if len(stops) == 1 else stops
     path.write_text(json.dumps(content, indent=2) + "\n")
 
