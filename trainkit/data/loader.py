@@ -192,10 +192,11 @@ def _read_loader(loader: DataLoader[Any], name: str) -> Source | None:
     )
     if own is not None and not hasattr(own, "__len__"):
         raise ConfigError(f"{name} has a {type(own).__name__} without a length; give it a __len__.")
-    if shuffles and (
-        sampler.replacement or sampler.num_samples != len(loader.dataset)  # type: ignore[arg-type]
+    if own is None and (
+        len(sampler) != len(loader.dataset)  # type: ignore[arg-type]
+        or (shuffles and sampler.replacement)
     ):
-        own = sampler  # with replacement, or of some samples only: use its own draws as the order
+        own = sampler  # of some samples only, or with replacement: use its own draws as the order
     options = options_of(loader)
     return Source(loader.dataset, batching.batch_size, shuffles, batching.drop_last, own, options)
 

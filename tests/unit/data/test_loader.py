@@ -272,6 +272,16 @@ def test_a_random_sampler_that_is_no_permutation_draws_itself(options: dict[str,
     assert source.num_samples == options.get("num_samples", 10)
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_a_sequential_sampler_of_fewer_items_takes_those_alone(training: bool) -> None:
+    """SequentialSampler(range(6)) over ten samples: the other four are held out, not trained on."""
+    data = DataLoader(Numbers(), 4, sampler=SequentialSampler(range(6)))
+    source = read_source(data, "data", training)
+    assert source is not None
+    assert source.num_samples == 6
+    assert sum(indices(sharded(data)), []) == [0, 1, 2, 3, 4, 5]
+
+
 def test_a_distributed_sampler_is_refused() -> None:
     """Samples that are already sharded over ranks would be sharded twice."""
     data = DataLoader(Numbers(), 4, sampler=DistributedSampler(Numbers(), num_replicas=2, rank=0))
