@@ -34,8 +34,8 @@ from trainkit.data.order import (
 from trainkit.data.plan import StepPlan
 from trainkit.data.splitting import loader_like, options_of
 from trainkit.data.streams import Sharded, agreed, iterates_itself
-from trainkit.data.workers import Shielded, ended_workers, start_workers
-from trainkit.errors import ConfigError, DataError, TrainkitError
+from trainkit.data.workers import Shielded, named_errors, start_workers
+from trainkit.errors import ConfigError, DataError
 from trainkit.extension import advice
 
 
@@ -255,25 +255,6 @@ class RankSampler(Sampler[list[tuple[int, int]]]):
         )
 
 
-def _named_errors(batches: Iterator[Any]) -> Iterator[Any]:
-    """Raise trainkit's errors from worker processes with their own message,
-    without the worker's traceback; and if a worker ended while it handed a batch over, torch's error
-    of a worker that ended.
-    """
-    try:
-        yield from batches
-    except (ConnectionError, EOFError) as error:
-        is_of_data = "in DataLoader worker process" in str(error)
-        if is_of_data or not (pids := ended_workers(batches)):
-            raise
-        raise RuntimeError(f"DataLoader worker (pid(s) {pids}) exited unexpectedly") from error
-    except TrainkitError as error:
-        text = str(error)
-        if not text.startswith("Caught "):
-            raise
-        raise type(error)(text.rstrip().rsplit(f"{type(error).__name__}: ", 1)[-1]) from None
-
-
 class ShardedLoader:
     """A source sharded over ranks: iterates the microbatches of
     one rank for some steps of an epoch.
@@ -339,7 +320,7 @@ class ShardedLoader:
             or self._loader.pin_memory
             or self._seeded is not self._loader.dataset
         ):
-            return _named_errors(start_workers(self._loader))
+            return named_errors(start_workers(self._loader))
         return map(self._loader.collate_fn, self._seeded.batches(iter(self._sampler)))
 
     def first_sample(self) -> Any:

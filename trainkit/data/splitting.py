@@ -19,6 +19,9 @@ from torch.utils.data._utils import worker as torch_worker
 
 from trainkit.data.order import OwnRandomNumbers, mix
 from trainkit.data.workers import shield
+from trainkit.errors import ConfigError
+
+_COMPARED = 8  # samples of a worker's stream
 
 
 @dataclass(frozen=True)
@@ -55,10 +58,11 @@ class DatasetShare(IterableDataset[Any]):
         first: the seed of the epoch, and the number of the batch that is read.
     """
 
-    def __init__(self, dataset: IterableDataset[Any], batch_size: int) -> None:
+    def __init__(self, dataset: IterableDataset[Any], batch_size: int, workers: int) -> None:
         """`batch_size` is the number of samples of a batch."""
         self.dataset = dataset
         self._batch_size = batch_size
+        self._workers = workers
         self._share = Share(0, None, 1, 0, 1)
         self._seed = 0
         self.first = 0, 0
@@ -67,6 +71,20 @@ class DatasetShare(IterableDataset[Any]):
         """Set the next iteration."""
         self._share = share
         self._seed = seed
+        # of each worker's first samples; made for each epoch: a worker of the last may still run
+        self._digests = torch.zeros(self._workers, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+
+    def _compare(self, worker: int, samples: Sequence[Any]) -> None:
+        """Raise if another worker's stream begins with other samples than this one's."""
+        self._digests[worker] = int(_digest(samples)[:15], 16) + 1
+        if len(set(self._digests.tolist()) - {0}) > 1:
+            raise ConfigError(
+                f"The loader workers read different streams of {type(self.dataset).__name__} (their"
+                " first samples differ), so its batches cannot be split over them. Draw its order"
+                " from torch, numpy.random or random, which have the same seed in all workers, or"
+                " from a fixed seed; or set num_workers=1. If each worker is to read a part of its"
+                " own, pass trainkit.sharded(loader)."
+            )
 
     def __iter__(self) -> Iterator[Any]:
         info = torch.utils.data.get_worker_info()
@@ -87,6 +105,8 @@ class DatasetShare(IterableDataset[Any]):
                 return
             with numbers():
                 chunk = list(itertools.islice(samples, self._batch_size))
+            if workers > 1 and not batch:
+                self._compare(worker, chunk[:_COMPARED])
             if not chunk:
                 return
             if share.has(batch):

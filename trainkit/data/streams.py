@@ -25,7 +25,7 @@ from trainkit.data.bad_samples import GuardedCollate, GuardedDataset
 from trainkit.data.collate import seeded_collate
 from trainkit.data.order import OwnRandomNumbers, SeededDataset, mix, set_epoch
 from trainkit.data.splitting import DatasetShare, Share, loader_like
-from trainkit.data.workers import shield
+from trainkit.data.workers import named_errors, shield
 from trainkit.errors import ConfigError
 
 RandomNumbers = Callable[[], AbstractContextManager[None]]
@@ -261,7 +261,9 @@ class SplitStream(Stream):
         is_loader = isinstance(data, DataLoader) and not iterates_itself(data)
         self._draws_batches = is_loader and not isinstance(data.dataset, IterableDataset)
         if is_loader and not self._draws_batches:
-            own = self._own_samples = DatasetShare(data.dataset, data.batch_size or 1)
+            own = self._own_samples = DatasetShare(
+                data.dataset, data.batch_size or 1, data.num_workers
+            )
             batches = {"batch_size": data.batch_size, "drop_last": data.drop_last}
             collate = seeded_collate(data.collate_fn, own, seed)
             self._loader = loader_like(data, own, collate_fn=collate, **batches)
@@ -287,7 +289,7 @@ class SplitStream(Stream):
             return self._drawn(share, epoch)
         if self._loader is not None:
             self._own_samples.start(share, mix(self._run_seed, epoch))
-            return iter(self._loader)
+            return named_errors(iter(self._loader))
         # pulled under the same random numbers on all ranks
         return (
             batch
@@ -319,7 +321,7 @@ class SplitStream(Stream):
             else {"batch_sampler": batches}
         )
         self._loader = loader_like(data, dataset, **more)
-        return iter(self._loader)
+        return named_errors(iter(self._loader))
 
     def _numbers(self, epoch: int) -> RandomNumbers:
         if type(self._data) in (list, tuple):

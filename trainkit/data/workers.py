@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader
 
 from trainkit.console import plural
 from trainkit.data.forking import fork_safely
-from trainkit.errors import DataError
+from trainkit.errors import DataError, TrainkitError
 from trainkit.safety.threads import printed, start_thread
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -122,7 +122,26 @@ def start_workers(loader: DataLoader[Any]) -> Iterator[Any]:
         ) from error
 
 
-def ended_workers(batches: Any) -> str:
+def named_errors(batches: Iterator[Any]) -> Iterator[Any]:
+    """Raise trainkit's errors from worker processes with their own message,
+    without the worker's traceback; and if a worker ended while it handed a batch over, torch's error
+    of a worker that ended.
+    """
+    try:
+        yield from batches
+    except (ConnectionError, EOFError) as error:
+        is_of_data = "in DataLoader worker process" in str(error)
+        if is_of_data or not (pids := _ended_workers(batches)):
+            raise
+        raise RuntimeError(f"DataLoader worker (pid(s) {pids}) exited unexpectedly") from error
+    except TrainkitError as error:
+        text = str(error)
+        if not text.startswith("Caught "):
+            raise
+        raise type(error)(text.rstrip().rsplit(f"{type(error).__name__}: ", 1)[-1]) from None
+
+
+def _ended_workers(batches: Any) -> str:
     """Return the process ids of an iterator's workers that have ended, or are just ending."""
     workers = getattr(batches, "_workers", [])
     ending = multiprocessing.connection.wait([worker.sentinel for worker in workers], _ENDING_S)

@@ -20,6 +20,7 @@ from tests.helpers.threads import ThreadEngine, World
 from trainkit.data.combined import CombinedLoader
 from trainkit.data.splitting import fingerprint, split_over_ranks, splits_itself
 from trainkit.data.streams import OwnStream, SplitStream, end_workers
+from trainkit.errors import ConfigError
 
 LENGTH = 23
 
@@ -191,6 +192,66 @@ def test_workers_that_a_combined_stream_keeps_are_seeded_by_epoch() -> None:
         read.append(first.tolist())
         end_workers(part)
     assert read[0] == read[1]
+
+
+class Unseeded(Shuffled):
+    """Numbers in an order of the machine's random numbers: another in each worker."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        yield from torch.from_numpy(np.random.default_rng().permutation(LENGTH))
+
+
+class OwnNumbers(Shuffled):
+    """Numbers in an order of a generator that the data set has: each worker has a copy of it."""
+
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(0)
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        yield from torch.from_numpy(self.rng.permutation(LENGTH))
+
+
+class KeptRows(IterableDataset[Any]):
+    """Given samples."""
+
+    def __init__(self, rows: list[torch.Tensor]) -> None:
+        self.rows = rows
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        yield from self.rows
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_workers_that_read_different_streams_are_refused(start: str) -> None:
+    """Split over them, samples would be lost, and others come twice."""
+    data = DataLoader(Unseeded(), 4, num_workers=2, multiprocessing_context=start)
+    with pytest.raises(ConfigError, match=r"^The loader workers .* of Unseeded .*sharded\(loader"):
+        steps_of(data, 0, 1)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_one_worker_may_read_any_stream(workers: int) -> None:
+    """There is no other to differ from."""
+    (step, *_) = steps_of(DataLoader(Unseeded(), 4, num_workers=workers), 0, 1)
+    assert sum(map(len, step)) == LENGTH
+
+
+def test_workers_may_have_copies_of_one_generator() -> None:
+    """They draw the same order in each epoch."""
+    data = DataLoader(OwnNumbers(), 4, num_workers=2, persistent_workers=True)
+    stream = SplitStream(data, None, None, 7, (0, 1), 6, lambda drawn: drawn)
+    for epoch in range(3):
+        pulled = next(stream.steps(epoch, 0, 1))
+        assert sorted(torch.cat(pulled).tolist()) == list(range(LENGTH))
+    stream.close()
+
+
+def test_streams_shorter_than_the_workers_are_read() -> None:
+    """Also one without a sample."""
+    for rows in ([], [torch.ones(1)]):
+        data: Any = DataLoader(KeptRows(rows), 4, num_workers=2)
+        (step, *_) = steps_of(data, 0, 1)
+        assert sum(map(len, step)) == len(rows)
 
 
 def test_a_collate_function_may_draw() -> None:
