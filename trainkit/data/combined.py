@@ -11,7 +11,7 @@ import bisect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
-from torch.utils.data import ConcatDataset, DataLoader, IterableDataset
+from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, get_worker_info
 
 from trainkit.data.loader import items_of, read_source
 from trainkit.data.order import set_epoch
@@ -225,23 +225,27 @@ class _Collate:
 
 
 class _InitAll:
-    """Calls the worker_init_fn of each loader."""
+    """Calls the worker_init_fn of each loader, which sees its loader's data set."""
 
-    def __init__(self, own: Sequence[Callable[[int], None]]) -> None:
+    def __init__(self, own: Mapping[int, Callable[[int], None]]) -> None:
         self._own = own
 
     def __call__(self, worker: int) -> None:
-        for init in self._own:
+        info: Any = get_worker_info()
+        whole = info.dataset
+        for place, init in self._own.items():
+            object.__setattr__(info, "dataset", whole.datasets[place])
             init(worker)
+        object.__setattr__(info, "dataset", whole)
 
 
 def _options_of(loaders: Sequence[DataLoader[Any]]) -> dict[str, Any]:
     """Return the options of a loader that stands for all: the workers of all together."""
-    inits = [
-        init
-        for loader in loaders
+    inits = {
+        place: init
+        for place, loader in enumerate(loaders)
         if (init := loader.worker_init_fn) is not None and not isinstance(init, Shielded)
-    ]
+    }
     workers = sum(loader.num_workers for loader in loaders)
     options: dict[str, Any] = {
         "num_workers": workers,

@@ -26,7 +26,7 @@ from multiprocessing.util import Finalize
 from types import FrameType
 from typing import Any
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, get_worker_info
 
 from trainkit.console import plural
 from trainkit.data.forking import fork_safely
@@ -36,6 +36,8 @@ from trainkit.safety.threads import printed, start_thread
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _GPU_FILES = "/dev/nvidia"  # how the names of the driver's files begin
 _ENDING_S = 20.0  # from the end of a killed process's connections to its own, on a busy machine
+# of data sets that read the user's: SeededDataset, GuardedDataset, DatasetShare
+_READERS = ("trainkit.data.order", "trainkit.data.bad_samples", "trainkit.data.splitting")
 LOOK_S = 5.0  # seconds between two looks of a worker that got a SIGTERM: is its rank still there?
 
 
@@ -79,6 +81,10 @@ class Shielded:
         if rank is not None and rank.pid != self._rank:
             _die_with_maker(rank.sentinel)
         if self.own is not None:
+            info: Any = get_worker_info()
+            # the worker itself reads by a reference of its own
+            while type(info.dataset).__module__ in _READERS:
+                object.__setattr__(info, "dataset", info.dataset.dataset)
             self.own(worker)
 
     def _end_with_rank(self, number: int, frame: FrameType | None) -> None:

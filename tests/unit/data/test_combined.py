@@ -12,12 +12,19 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    get_worker_info,
+)
 
 import trainkit
 from tests.helpers.threads import World
 from tests.helpers.toy import Line, loader, quiet, weights
 from trainkit.data.combined import CombinedLoader
+from trainkit.data.streams import SplitStream
 from trainkit.errors import ConfigError, DataError
 
 
@@ -168,6 +175,31 @@ def test_each_loader_has_its_own_collate(tmp_path: Path) -> None:
 
     found = trained(data, tmp_path, on_bad_sample="skip")
     assert found[:2] == [{"a": [0, 1], "b": [101, 102]}, {"a": [2, 3], "b": [103]}]
+
+
+def note(worker: int) -> None:
+    """Set an attribute of the loader's data set."""
+    info: Any = get_worker_info()
+    info.dataset.noted = 10 * info.dataset.first
+
+
+class Noted(Numbers):
+    """Numbers that need the worker_init_fn."""
+
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index) + self.noted  # type: ignore[attr-defined]
+
+
+def test_a_worker_init_fn_has_its_own_loaders_data_set() -> None:
+    """Of several loaders each function sees the data set of its own."""
+    plain = DataLoader(Numbers(1, 4), 2)
+    loaders = [
+        DataLoader(Noted(1000 * n, 4), 2, num_workers=1, worker_init_fn=note) for n in (5, 7)
+    ]
+    data = CombinedLoader([plain, *loaders]).joined("data")
+    stream = SplitStream(data, None, None, 7, (0, 1), 1, list)
+    (batch,) = next(stream.steps(0, 0, 1))
+    assert [int(part[0]) for part in batch] == [1, 55_000, 77_000]
 
 
 def test_the_gradient_is_that_of_all_ranks(tmp_path: Path) -> None:

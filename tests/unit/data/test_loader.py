@@ -25,6 +25,7 @@ from torch.utils.data import (
     SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
+    get_worker_info,
 )
 from torch.utils.data._utils import signal_handling
 from torch.utils.data.distributed import DistributedSampler
@@ -215,6 +216,32 @@ def test_a_data_set_receives_the_epoch(workers: int) -> None:
     for epoch in (0, 2):
         (batch,) = loader.iterate(loader.plan, epoch, 0)
         assert batch.flatten().tolist() == [100 * epoch + i for i in range(10)]
+
+
+class Opened(Numbers):
+    """A data set that its worker opens."""
+
+    path = "numbers.h5"
+
+    def __getitem__(self, index: int) -> Any:
+        return index, self.opened  # type: ignore[attr-defined]
+
+
+def open_in_worker(worker: int) -> None:
+    """Open the worker's data set, as torch's guide does."""
+    info: Any = get_worker_info()
+    info.dataset.opened = f"{info.dataset.path}:{worker}"
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+def test_a_worker_init_fn_has_the_users_data_set(guarded: bool) -> None:
+    """It reads and sets attributes of the data set that the worker then reads."""
+    data = DataLoader(Opened(4), 2, num_workers=1, worker_init_fn=open_in_worker)
+    source = read_source(data, "data", training=False)
+    assert source is not None
+    loader = ShardedLoader(source, StepPlan(4, 2, 1), 0, 0, list, guarded)
+    batches = list(loader.iterate(loader.plan, 0, 0))
+    assert [list(names) for _, names in batches] == [["numbers.h5:0"] * 2] * 2
 
 
 def test_two_loaders_of_one_data_set_have_their_own_epochs() -> None:

@@ -246,6 +246,42 @@ def test_workers_may_have_copies_of_one_generator() -> None:
     stream.close()
 
 
+class Range(IterableDataset[Any]):
+    """Numbers from start to end."""
+
+    def __init__(self) -> None:
+        self.start, self.end, self.scale = 0, LENGTH, 1
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        yield from torch.arange(self.start, self.end) * self.scale
+
+
+def take_a_part(worker: int) -> None:
+    """Give each worker a part of the numbers, as the second example of torch's guide does."""
+    info: Any = get_worker_info()
+    size = -(-info.dataset.end // info.num_workers)
+    info.dataset.start, info.dataset.end = size * worker, min(size * (worker + 1), LENGTH)
+
+
+def scale(worker: int) -> None:
+    """Set an attribute alike in all workers."""
+    info: Any = get_worker_info()
+    info.dataset.scale = 3
+
+
+def test_a_worker_init_fn_that_gives_workers_parts_is_refused() -> None:
+    """The workers of a stream read all of it, and take turns with its batches."""
+    data = DataLoader(Range(), 4, num_workers=2, worker_init_fn=take_a_part)
+    with pytest.raises(ConfigError, match=r"^The loader workers read different streams of Range"):
+        steps_of(data, 0, 1)
+
+
+def test_a_worker_init_fn_sets_attributes_of_the_stream() -> None:
+    """Of the user's data set, not of what splits it."""
+    (step, *_) = steps_of(DataLoader(Range(), 4, num_workers=2, worker_init_fn=scale), 0, 1)
+    assert torch.cat(step).tolist() == [3 * number for number in range(LENGTH)]
+
+
 def test_streams_shorter_than_the_workers_are_read() -> None:
     """Also one without a sample."""
     for rows in ([], [torch.ones(1)]):
