@@ -51,6 +51,17 @@ def iterates_itself(loader: DataLoader[Any]) -> bool:
     return any(not method.__module__.startswith(_ITERATORS) for method in methods)
 
 
+def has_indices(data: Any) -> bool:
+    """Whether batches are made of the indices that a loader's samplers draw."""
+    is_loader = isinstance(data, DataLoader) and not iterates_itself(data)
+    return is_loader and not isinstance(data.dataset, IterableDataset)
+
+
+def drawn_by(loader: DataLoader[Any]) -> Any:
+    """Return what draws the batches of a loader, or, if the data set makes them, their indices."""
+    return loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+
+
 def agreed(own: list[Any], agree: Callable[[list[Any]], list[Any]], sampler: Any) -> list[Any]:
     """Return rank 0's draws of a user's own sampler, whose order is split over ranks: indices, or
     lists of them.
@@ -258,8 +269,8 @@ class SplitStream(Stream):
         self._guarded = guarded
         self._end = None if limit is None else limit * declared
         self._length = length if None in (length, self._end) else min(length, self._end)  # type: ignore[type-var]
+        self._draws_batches = has_indices(data)
         is_loader = isinstance(data, DataLoader) and not iterates_itself(data)
-        self._draws_batches = is_loader and not isinstance(data.dataset, IterableDataset)
         if is_loader and not self._draws_batches:
             own = self._own_samples = DatasetShare(
                 data.dataset, data.batch_size or 1, data.num_workers
@@ -299,12 +310,14 @@ class SplitStream(Stream):
 
     def _drawn(self, share: Share, epoch: int) -> Iterator[Any]:
         """Return this rank's batches of the indices that rank 0 draws."""
-        data = self._data
-        batching = data.sampler if data.batch_sampler is None else data.batch_sampler
+        data, batching = self._data, drawn_by(self._data)
         with OwnRandomNumbers(mix(self._run_seed, epoch))():
-            own_draws = [b if isinstance(b, int) else [int(i) for i in b] for b in batching]
+            own_draws = [
+                b if isinstance(b, int) else [int(i) for i in b]
+                for b in itertools.islice(batching, share.end)
+            ]
             drawn = agreed(own_draws, self._agree, batching)
-        own = [drawn[place] for place in range(len(drawn))[: share.end] if share.has(place)]
+        own = [drawn[place] for place in range(len(drawn)) if share.has(place)]
         whole = data.batch_sampler is None  # the data set makes the batches
         batches = [[(epoch, index) for index in ([batch] if whole else batch)] for batch in own]
         seeded = SeededDataset(data.dataset, self._run_seed)

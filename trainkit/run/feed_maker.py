@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from trainkit.api.options import Limit
 from trainkit.data.bad_samples import BadSamples
@@ -29,7 +29,8 @@ from trainkit.data.streams import (
     SplitStream,
     Stream,
     StreamSource,
-    iterates_itself,
+    drawn_by,
+    has_indices,
 )
 from trainkit.device.transfer import Mover
 from trainkit.engine.base import Engine
@@ -276,6 +277,11 @@ class FeedMaker:
                 " own, declare it: trainkit.sharded(...). If the stream shuffles, give it a fixed"
                 " seed, so that all ranks read the same order."
             )
+        if length is None and limit is None and has_indices(data):
+            raise ConfigError(
+                f"{name} has a {type(drawn_by(data)).__name__} without a length; give it a __len__,"
+                " or an epoch a number of batches (trainer.limit_train_batches, limit_val_batches)."
+            )
         return SplitStream(
             data,
             length,
@@ -309,9 +315,7 @@ class FeedMaker:
     def _check_stream(self, data: Any, name: str) -> None:
         ranks = self.engine.ranks
         self._check_parts(data, name)
-        is_loader = isinstance(data, DataLoader) and not iterates_itself(data)
-        has_indices = is_loader and not isinstance(data.dataset, IterableDataset)
-        if self.bad is not None and not has_indices and not isinstance(data, (list, tuple)):
+        if self.bad is not None and not has_indices(data) and not isinstance(data, (list, tuple)):
             kind = type(getattr(data, "dataset", data)).__name__
             raise ConfigError(
                 f"on_bad_sample is 'skip', but {name} is a stream ({kind}), which cannot be read on"

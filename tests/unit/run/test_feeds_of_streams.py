@@ -4,11 +4,13 @@ one contract for all, or a refusal, but never one for each.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from tests.helpers.threads import ThreadEngine, World
 from tests.helpers.toy import Line, quiet, rows, weights
@@ -87,3 +89,35 @@ def test_unequal_shares_train_as_one_rank_does(ranks: int, tmp_path: Path) -> No
     quiet(tmp_path, lr_scaling="none", accumulate_grad_batches=ranks).fit(alone, batches)
     for found in World(ranks).run(work):
         torch.testing.assert_close(found, weights(alone), rtol=0, atol=1e-12)
+
+
+class Endless:
+    """A batch sampler without an end, and without a length."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        while True:
+            yield torch.randint(20, (2,)).tolist()
+
+
+def loader_of(batches: Any) -> DataLoader[Any]:
+    """Return a loader with a batch sampler."""
+    return DataLoader(rows(20), batch_sampler=batches)
+
+
+def test_a_batch_sampler_without_end_is_drawn_up_to_the_limit(tmp_path: Path) -> None:
+    """An epoch has as many batches as trainer.limit_train_batches says."""
+    task, trainer = Line(), quiet(tmp_path, max_epochs=2, limit_train_batches=3)
+    trainer.fit(task, loader_of(Endless()))
+    assert task.global_step == 6
+
+
+@pytest.mark.timeout(20)
+def test_a_batch_sampler_without_length_needs_a_limit(tmp_path: Path) -> None:
+    """Its draws have no end, as far as one knows: refused before the first step."""
+    with pytest.raises(
+        ConfigError,
+        match=r"^train_dataloaders has a Endless without a length; .*limit_train_batches",
+    ):
+        quiet(tmp_path, max_steps=2).fit(Line(), loader_of(Endless()))
+    with pytest.raises(ConfigError, match=r"^val_dataloaders has a generator without a length"):
+        quiet(tmp_path, max_steps=2).validate(Line(), loader_of(i for i in [[0, 1]]))
