@@ -11,11 +11,11 @@ import bisect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
-from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import ConcatDataset, DataLoader, get_worker_info
 
 from trainkit.data.loader import items_of, read_source
 from trainkit.data.order import set_epoch
-from trainkit.data.streams import end_workers, pass_epoch
+from trainkit.data.streams import end_workers, has_indices, pass_epoch
 from trainkit.data.workers import Shielded
 from trainkit.errors import ConfigError, DataError
 
@@ -113,14 +113,7 @@ def joined(data: Any, name: str) -> Any:
 
 
 def _has_batches_of_indices(data: Any) -> bool:
-    own = (
-        isinstance(data, DataLoader)
-        and not isinstance(data.dataset, IterableDataset)
-        and data.batch_sampler is not None
-    )
-    return own and (
-        type(data).__iter__ is DataLoader.__iter__ or type(data).__module__.startswith("torchdata.")
-    )
+    return has_indices(data) and data.batch_sampler is not None
 
 
 def _length(lengths: Sequence[int], mode: Mode) -> int:

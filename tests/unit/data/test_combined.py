@@ -23,6 +23,7 @@ from torch.utils.data import (
 import trainkit
 from tests.helpers.threads import World
 from tests.helpers.toy import Line, loader, quiet, weights
+from trainkit.data import combined
 from trainkit.data.combined import CombinedLoader
 from trainkit.data.streams import SplitStream
 from trainkit.errors import ConfigError, DataError
@@ -138,6 +139,22 @@ def test_a_stream_among_them(mode: Any, tmp_path: Path) -> None:
     assert trained(data, tmp_path) == alone
     assert trained(data, tmp_path, ranks=2, accumulate_grad_batches=1) == alone
     assert len(alone) == {"min_size": 2, "max_size_cycle": 3, "max_size": 3, "sequential": 5}[mode]
+
+
+class Prefetched(DataLoader[Any]):
+    """A loader with an iterator of its own, which changes the batches."""
+
+    def _get_iterator(self) -> Any:
+        return (batch + 0.5 for batch in super()._get_iterator())
+
+
+@pytest.mark.parametrize("joined", [dict, CombinedLoader])
+def test_a_loaders_own_iterator_makes_its_batches(joined: Any) -> None:
+    """Also that of a `_get_iterator`: read from the samplers' indices, it would be left out."""
+    loaders = joined({"a": DataLoader(Numbers(0, 4), 2), "b": Prefetched(Numbers(0, 4), 2)})
+    stream = SplitStream(combined.joined(loaders, "data"), None, 2, 7, (0, 1), 1, list)
+    (batch,) = next(stream.steps(0, 0, 1))
+    assert [batch["a"].tolist(), batch["b"].tolist()] == [[[0], [1]], [[0.5], [1.5]]]
 
 
 def test_a_dict_or_a_list_of_loaders_cycles_the_shorter(tmp_path: Path) -> None:
