@@ -113,8 +113,8 @@ class Trainer(LastRun):
             steps across epochs.
         num_sanity_val_steps: validation batches tried before training; -1 for all.
         log_every_n_steps: steps between two logs of step values.
-        overfit_batches: train repeatedly on this many batches, unshuffled (a count or a share);
-            limits validation too.
+        overfit_batches: train repeatedly on this many batches, unshuffled (a count or a share), of
+            several loaders or a stream on those of its first epoch; limits validation too.
         fast_dev_run: run this many batches (true: 1) of one epoch and of validation, without
             checkpoints and loggers.
         callbacks: a callback or a list.

@@ -313,7 +313,13 @@ class MapFeed(Feed):
 
 
 class StreamFeed(Feed):
-    """Steps of a stream."""
+    """Steps of a stream.
+
+    Attributes:
+        repeats: whether each epoch reads the batches of the first.
+    """
+
+    repeats = False
 
     def __init__(
         self,
@@ -357,7 +363,9 @@ class StreamFeed(Feed):
 
     def steps(self, epoch: int, start: int = 0) -> Iterator[Step]:
         """All ranks continue until the last of them has no data left."""
-        for pulled in self.stream.steps(epoch, start, self._accumulate_at(epoch)):
+        for pulled in self.stream.steps(
+            0 if self.repeats else epoch, start, self._accumulate_at(epoch)
+        ):
             if self._skips is not None:
                 step = self._skips.step([(batch, None) for batch in pulled], self._move)
                 if self._sum_over_ranks(len(pulled)) == 0:

@@ -66,12 +66,11 @@ def _training_feed(
         options.pad_last_step,
         shares,
     )
+    if not isinstance(feed, StreamFeed):
+        return feed
+    feed.repeats = options.overfit_batches is not None
     ranks = stage.engine.ranks.data_size
-    if (
-        isinstance(feed, StreamFeed)
-        and isinstance(feed.stream, OwnStream)
-        and maker.declared != ranks
-    ):
+    if isinstance(feed.stream, OwnStream) and maker.declared != ranks:
         stage.run.say(
             f"Each rank reads a part of the training data of its own: for the {changes[0][1]}"
             f" microbatches of each of {maker.declared} ranks a step takes {feed.microbatches_in(0)}"

@@ -4,16 +4,16 @@ one contract for all, or a refusal, but never one for each.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from tests.helpers.threads import ThreadEngine, World
-from tests.helpers.toy import Line, quiet, rows, weights
+from tests.helpers.toy import Line, loader, quiet, rows, weights
 from trainkit.data.streams import sharded
 from trainkit.errors import ConfigError
 
@@ -121,3 +121,36 @@ def test_a_batch_sampler_without_length_needs_a_limit(tmp_path: Path) -> None:
         quiet(tmp_path, max_steps=2).fit(Line(), loader_of(Endless()))
     with pytest.raises(ConfigError, match=r"^val_dataloaders has a generator without a length"):
         quiet(tmp_path, max_steps=2).validate(Line(), loader_of(i for i in [[0, 1]]))
+
+
+class Flow(IterableDataset[Any]):
+    """Samples in a random order."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for place in torch.randperm(20).tolist():
+            yield x_NI[place], y_NO[place]
+
+
+OVERFIT: dict[str, Callable[[], Any]] = {
+    "a dict": lambda: {"a": loader(20, batch_size=2, shuffle=True), "b": loader(6, batch_size=2)},
+    "its own batches": lambda: loader_of(Endless()),
+    "a stream": lambda: DataLoader(Flow(), 2),
+    "a combined stream": lambda: {"a": DataLoader(Flow(), 2), "b": loader(6, shuffle=True)},
+}
+
+
+@pytest.mark.parametrize("kind", OVERFIT)
+def test_overfitting_takes_the_same_batches_of_a_stream(kind: str, tmp_path: Path) -> None:
+    """trainer.overfit_batches: each epoch has the batches of the first."""
+    seen: list[Any] = []
+
+    class Seen(Line):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            parts = batch.values() if isinstance(batch, dict) else [batch]
+            seen.append([part[0].tolist() for part in parts])
+            return self.model.weight.sum()
+
+    quiet(tmp_path, max_epochs=3, overfit_batches=2).fit(Seen(), OVERFIT[kind]())
+    assert len(seen) == 6
+    assert seen[:2] == seen[2:4] == seen[4:]
+    assert seen[0] != seen[1]
