@@ -37,6 +37,9 @@ class CombinedLoader:
             begin again; "max_size" with the longest, and None is the batch of one that has ended;
             "sequential" yields each loader's batches by themselves, one loader after the other.
 
+    Attributes:
+        combined_loaders: the loaders, in a list.
+
     Raises:
         ConfigError: there are no loaders, or the mode is another.
     """
@@ -52,24 +55,26 @@ class CombinedLoader:
             raise ConfigError("CombinedLoader: iterables must be a dict or a list of loaders.")
         self.iterables = iterables
         self.mode = mode
-        self._parts = list(iterables.values() if isinstance(iterables, Mapping) else iterables)
+        self.combined_loaders = list(
+            iterables.values() if isinstance(iterables, Mapping) else iterables
+        )
 
     def __iter__(self) -> Iterator[Any]:
         rows = (
-            _in_turn(self._parts)
+            _in_turn(self.combined_loaders)
             if self.mode == "sequential"
-            else _together(self._parts, self.mode)
+            else _together(self.combined_loaders, self.mode)
         )
         return (self._arranged(row) for row in rows)
 
     def __len__(self) -> int:
-        return _length([len(part) for part in self._parts], self.mode)
+        return _length([len(part) for part in self.combined_loaders], self.mode)
 
     def set_epoch(self, epoch: int) -> None:
         """Pass it to the loaders' samplers and data sets. Persistent workers end: they would have
         the epoch before, and continue its random numbers.
         """
-        for part in self._parts:
+        for part in self.combined_loaders:
             pass_epoch(part, epoch)
             if isinstance(part, DataLoader):
                 end_workers(part)
@@ -80,15 +85,15 @@ class CombinedLoader:
         Args:
             name: of the data in errors, as "train_dataloaders".
         """
-        for part in self._parts:
+        for part in self.combined_loaders:
             read_source(part, name, training=True)  # refuses what cannot be split
-        if not all(_has_batches_of_indices(part) for part in self._parts):
+        if not all(_has_batches_of_indices(part) for part in self.combined_loaders):
             return self
-        dataset = _Samples([part.dataset for part in self._parts])
-        collate = _Collate([part.collate_fn for part in self._parts], self._arranged)
-        batches: Any = _Batches(self._parts, [0, *dataset.cumulative_sizes], self.mode)
+        dataset = _Samples([part.dataset for part in self.combined_loaders])
+        collate = _Collate([part.collate_fn for part in self.combined_loaders], self._arranged)
+        batches: Any = _Batches(self.combined_loaders, [0, *dataset.cumulative_sizes], self.mode)
         return DataLoader(
-            dataset, batch_sampler=batches, collate_fn=collate, **_options_of(self._parts)
+            dataset, batch_sampler=batches, collate_fn=collate, **_options_of(self.combined_loaders)
         )
 
     def _arranged(self, row: Sequence[Any]) -> Any:
@@ -162,6 +167,7 @@ class _Batches:
     def __init__(
         self, loaders: Sequence[DataLoader[Any]], offsets: Sequence[int], mode: Mode
     ) -> None:
+        self.combined_loaders = loaders
         self._batching: list[Any] = [loader.batch_sampler for loader in loaders]
         self._offsets = offsets
         self._mode = mode
@@ -181,11 +187,6 @@ class _Batches:
 
     def __len__(self) -> int:
         return _length([len(batching) for batching in self._batching], self._mode)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Pass it to the samplers that draw by epoch."""
-        for batching in self._batching:
-            set_epoch(epoch, batching, getattr(batching, "sampler", None))
 
 
 class _Samples(ConcatDataset[Any]):

@@ -4,7 +4,6 @@ loaders that yield one rank's microbatches.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -28,6 +27,7 @@ from trainkit.data.order import (
     epoch_order,
     indices_at,
     mix,
+    own_numbers_of,
     random_numbers_of,
     set_epoch,
 )
@@ -201,23 +201,6 @@ def _read_loader(loader: DataLoader[Any], name: str) -> Source | None:
     return Source(loader.dataset, batching.batch_size, shuffles, batching.drop_last, own, options)
 
 
-@contextlib.contextmanager
-def _own_numbers_of(sampler: Any, epoch: int) -> Iterator[None]:
-    """Make the draws of a sampler's own generator depend on its seed and the epoch only,
-    not on earlier draws.
-    """
-    generator = getattr(sampler, "generator", None)
-    if not isinstance(generator, torch.Generator):
-        yield
-        return
-    before = generator.get_state()
-    generator.manual_seed(mix(generator.initial_seed(), epoch))
-    try:
-        yield
-    finally:
-        generator.set_state(before)  # its seed too
-
-
 class RankSampler(Sampler[list[tuple[int, int]]]):
     """Yields the microbatches of one rank as lists of (epoch, index), from any step of any epoch
     on.
@@ -310,7 +293,7 @@ class ShardedLoader:
             set_epoch(epoch, self.source.sampler)
             with (
                 random_numbers_of(self._seed, epoch, -1),
-                _own_numbers_of(self.source.sampler, epoch),
+                own_numbers_of([self.source.sampler], epoch),
             ):
                 own = [int(i) for i in self.source.sampler]  # a resumed run draws the same order
             self._drawn = agreed(own, self._agree, self.source.sampler)

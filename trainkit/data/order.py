@@ -176,6 +176,23 @@ class OwnRandomNumbers:
             before.put_back()
 
 
+@contextlib.contextmanager
+def own_numbers_of(parts: Sequence[Any], epoch: int) -> Iterator[None]:
+    """Within the context the draws of the own generators of samplers and loaders depend on their
+    seeds and the epoch only, not on earlier draws.
+    """
+    several = (getattr(part, "generator", None) for part in parts)
+    own = {id(one): one for one in several if isinstance(one, torch.Generator)}  # each once
+    before = [(generator, generator.get_state()) for generator in own.values()]
+    for generator, _ in before:
+        generator.manual_seed(mix(generator.initial_seed(), epoch))
+    try:
+        yield
+    finally:
+        for generator, state in before:
+            generator.set_state(state)  # its seed too
+
+
 def set_epoch(epoch: int, *parts: Any) -> None:
     """Call `set_epoch` of the parts that have it: samplers and data sets, as accelerate does."""
     for part in parts:

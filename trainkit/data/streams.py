@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from trainkit.data.bad_samples import GuardedCollate, GuardedDataset
 from trainkit.data.collate import seeded_collate
-from trainkit.data.order import OwnRandomNumbers, SeededDataset, mix, set_epoch
+from trainkit.data.order import OwnRandomNumbers, SeededDataset, mix, own_numbers_of, set_epoch
 from trainkit.data.splitting import DatasetShare, Share, loader_like
 from trainkit.data.workers import named_errors, shield
 from trainkit.errors import ConfigError
@@ -110,6 +110,7 @@ class Stream(ABC):
     """
 
     reading: ClassVar[str]
+    _data: Any
 
     def __init__(self, seed: int) -> None:
         """`seed` is that of the random draws of this rank's pulls."""
@@ -125,8 +126,6 @@ class Stream(ABC):
         """
         self.close()  # persistent workers would continue the random numbers of the epoch before
         count, numbers = self.per_step(accumulate), self._numbers(epoch)
-        with numbers():
-            batches = self._open(epoch, start, accumulate)
 
         def pull() -> list[Any]:
             return list(itertools.islice(batches, count))
@@ -135,8 +134,11 @@ class Stream(ABC):
             with numbers():
                 return pull()
 
-        # no step ahead: a stream may be filled by the training itself
-        yield from iter(pull if numbers is nullcontext else pull_apart, None)
+        with own_numbers_of(_drawing(self._data), epoch):
+            with numbers():
+                batches = self._open(epoch, start, accumulate)
+            # no step ahead: a stream may be filled by the training itself
+            yield from iter(pull if numbers is nullcontext else pull_apart, None)
 
     def close(self) -> None:
         """End the loader's workers. Otherwise the interpreter would
@@ -356,5 +358,12 @@ def pass_epoch(data: Any, epoch: int) -> None:
     """Pass the epoch to a loader's samplers, as a plain loop does, and to its data set; or to what
     yields the batches.
     """
-    parts = [getattr(data, name, None) for name in ("batch_sampler", "sampler", "dataset")]
-    set_epoch(epoch, data, getattr(parts[0], "sampler", None), *parts)
+    set_epoch(epoch, *_drawing(data), getattr(data, "dataset", None))
+
+
+def _drawing(data: Any) -> list[Any]:
+    """Return a loader and its samplers, and those of the loaders that it combines."""
+    batching = getattr(data, "batch_sampler", None)
+    inner = [getattr(of, "sampler", None) for of in (data, batching)]
+    combined = getattr(batching, "combined_loaders", getattr(data, "combined_loaders", ()))
+    return [data, batching, *inner, *(part for one in combined for part in _drawing(one))]

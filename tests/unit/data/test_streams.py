@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, get_worker_info
 
 from tests.helpers.threads import ThreadEngine, World
 from trainkit.data.combined import CombinedLoader
 from trainkit.data.splitting import fingerprint, split_over_ranks, splits_itself
-from trainkit.data.streams import OwnStream, SplitStream, end_workers
+from trainkit.data.streams import OwnStream, SplitStream, Stream, end_workers
 from trainkit.errors import ConfigError
 
 LENGTH = 23
@@ -192,6 +192,57 @@ def test_workers_that_a_combined_stream_keeps_are_seeded_by_epoch() -> None:
         read.append(first.tolist())
         end_workers(part)
     assert read[0] == read[1]
+
+
+def with_generators(**options: Any) -> list[DataLoader[Any]]:
+    """Return loaders that draw from a generator, one of them with replacement."""
+    generator = torch.Generator().manual_seed(3)
+    replaced = RandomSampler(Pairs(), replacement=True, generator=generator)
+    return [
+        DataLoader(Pairs(), 4, shuffle=True, generator=torch.Generator().manual_seed(5), **options),
+        DataLoader(Pairs(), 4, sampler=replaced, **options),
+    ]
+
+
+GENERATORS: dict[str, Any] = {
+    "a list": lambda: CombinedLoader(with_generators()).joined("data"),
+    "with a stream": lambda: CombinedLoader([*with_generators(), DataLoader(Shuffled(), 4)]),
+    "sharded": lambda: with_generators()[1],
+    "sharded, in workers": lambda: with_generators(num_workers=1, persistent_workers=True)[1],
+}
+
+
+@pytest.mark.parametrize("kind", GENERATORS)
+def test_generators_of_loaders_draw_by_epoch(kind: str) -> None:
+    """A run that resumes at epoch 1 reads what one reads that had an epoch before."""
+    read = []
+    for epochs in ((0, 1), (1,)):
+        data = GENERATORS[kind]()
+        stream: Stream = (
+            OwnStream(data, None, None, 7)
+            if kind.startswith("sharded")
+            else SplitStream(data, None, None, 7, (0, 1), 1, list)
+        )
+        orders = []
+        for epoch in epochs:
+            steps = stream.steps(epoch, 0, 1)
+            orders.append(str([next(steps) for _ in range(3)]))
+            steps.close()  # type: ignore[attr-defined]
+        stream.close()
+        read.append(orders)
+    assert read[0][1] == read[1][0]
+    assert read[0][0] != read[0][1]
+
+
+def test_a_generator_is_what_it_was_after_an_epoch() -> None:
+    """Its state and its seed: a second fit begins as the first."""
+    (loader, _) = with_generators()
+    steps = OwnStream(loader, None, None, 7).steps(0, 0, 1)
+    next(steps)
+    steps.close()  # type: ignore[attr-defined]
+    assert loader.generator.initial_seed() == 5
+    fresh = torch.Generator().manual_seed(5).get_state()
+    assert torch.equal(loader.generator.get_state(), fresh)
 
 
 class Unseeded(Shuffled):
