@@ -239,7 +239,12 @@ class CheckpointManager:
             raise
         except Exception as error:
             self.writer.unwritten.append(store.path_of(name))
-            self.writer.failure = f"{store.path_of(name)}: {clause(_describe(error))}"
+            self.writer.failure = f"{store.path_of(name)}: {clause(_describe(error))}."
+            if isinstance(error, (OSError, TrainkitError)):
+                self.writer.failure += (
+                    " Make room there, or choose another folder (run_dir=..., or"
+                    " callbacks.checkpoint.dirpath=...)."
+                )
             warning(
                 f"The checkpoint {store.path_of(name)} was NOT written:"
                 f" {clause(_describe(error))}. Training continues."
@@ -280,8 +285,7 @@ class CheckpointManager:
         if self.writer.failure and not self.writer.num_written:
             raise CheckpointError(
                 "Training has ended, and not one checkpoint of it could be written, so its weights"
-                f" are lost. The last: {self.writer.failure}. Make room there, or choose another"
-                " folder (run_dir=..., or callbacks.checkpoint.dirpath=...)."
+                f" are lost. The last: {self.writer.failure}"
             )
 
     def find(

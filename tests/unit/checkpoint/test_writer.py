@@ -348,26 +348,35 @@ def test_an_unexpected_error_comes_out_of_the_next_call(next_call: str) -> None:
     writer.wait()
 
 
+@pytest.mark.parametrize(
+    ("error", "said", "advice"),
+    [
+        (ValueError("a strange tensor"), "ValueError: a strange tensor", "$"),  # room does not help
+        (OSError("No space left"), "No space left", " Make room there, or "),
+    ],
+)
 def test_an_unexpected_error_costs_that_checkpoint_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    error: Exception,
+    said: str,
+    advice: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Any error of writing is reported with its type, and the run continues to its end; one that
     could write no checkpoint at all ends as failed.
     """
 
     def fail(*_: Any) -> None:
-        raise ValueError("a strange tensor")
+        raise error
 
     monkeypatch.setattr("trainkit.checkpoint.store.write", fail)
     trainer = quiet(tmp_path, max_steps=2, enable_checkpointing=True)
     with pytest.raises(
         CheckpointError,
-        match=r"not one checkpoint of it could be written.*: ValueError: a strange tensor\. Make",
+        match=rf"not one checkpoint of it could be written.*: {said}\.{advice}",
     ):
         trainer.fit(Line(), loader(8))
     assert trainer.global_step == 2
-    assert (
-        "was NOT written: ValueError: a strange tensor. Training continues."
-        in capsys.readouterr().out
-    )
+    assert f"was NOT written: {said}. Training continues." in capsys.readouterr().out
     assert not any(thread.name == "trainkit-checkpoint" for thread in threading.enumerate())

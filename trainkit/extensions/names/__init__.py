@@ -5,6 +5,7 @@ transformers.py   settings of transformers' TrainingArguments (docs/migrate.md)
 others.py         classes and calls of transformers' Trainer, Keras, Horovod, Accelerate and Ray
 surroundings.py   what other libraries have set up around a fit, and trainkit does not read
 unsaved.py        objects of a Task whose state no checkpoint holds
+unwritable.py     weights and buffers that no checkpoint can hold
 plateaus.py       schedulers that wait for a validation
 epoch_ends.py     what on_train_epoch_end comes too late for, and the epochs that lack it
 lightning_configs.py   keys, classes and flags in configs of Lightning's users
@@ -49,7 +50,9 @@ EXTENSION = Extension(
         "a checkpoint": f"{_LIGHTNING}.CHECKPOINT",
         "load_from_checkpoint": f"{_LIGHTNING}.LOAD_FROM_CHECKPOINT",
     },
-    features=("trainkit.extensions.names.epoch_ends.of_stage",),
+    features=tuple(
+        f"trainkit.extensions.names.{part}.of_stage" for part in ("epoch_ends", "unwritable")
+    ),
     remarks=(
         *(
             f"{_AROUND}.{name}"
