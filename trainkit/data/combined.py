@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 from torch.utils.data import ConcatDataset, DataLoader, get_worker_info
 
 from trainkit.data.loader import items_of, read_source
-from trainkit.data.order import set_epoch
+from trainkit.data.order import set_epoch, whole_numbers
 from trainkit.data.streams import end_workers, has_indices, pass_epoch
 from trainkit.data.workers import Shielded
 from trainkit.errors import ConfigError, DataError
@@ -180,9 +180,9 @@ class _Batches:
         )
         for row in rows:
             yield [
-                offset + int(i)
-                for batch, offset in zip(row, self._offsets, strict=False)
-                for i in batch or ()
+                offset + index
+                for batch, offset, batching in zip(row, self._offsets, self._batching, strict=False)
+                for index in whole_numbers(() if batch is None else batch, batching)
             ]
 
     def __len__(self) -> int:

@@ -30,6 +30,7 @@ from trainkit.data.order import (
     own_numbers_of,
     random_numbers_of,
     set_epoch,
+    whole_numbers,
 )
 from trainkit.data.plan import StepPlan
 from trainkit.data.splitting import loader_like, options_of
@@ -295,7 +296,8 @@ class ShardedLoader:
                 random_numbers_of(self._seed, epoch, -1),
                 own_numbers_of([self.source.sampler], epoch),
             ):
-                own = [int(i) for i in self.source.sampler]  # a resumed run draws the same order
+                own = list(self.source.sampler)  # a resumed run draws the same order
+            own = whole_numbers(own, self.source.sampler)
             self._drawn = agreed(own, self._agree, self.source.sampler)
         self._sampler.start(plan, epoch, start)
         if (

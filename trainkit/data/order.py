@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import operator
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,7 +21,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 from trainkit.data.permutation import MOST_HELD, Permutation
 from trainkit.data.python_random import restore_python, save_python
 from trainkit.data.sample_names import UnreadableSample, note_sample
-from trainkit.errors import TrainkitError
+from trainkit.errors import ConfigError, TrainkitError
 
 _MASK = 2**64 - 1
 _OF_THE_MACHINE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC)  # not of the sample
@@ -50,6 +51,27 @@ def _mixed(state: int, number: int) -> int:
     state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
     return state ^ (state >> 31)
+
+
+def _number(index: Any) -> int:
+    """Return a number for an index; for several, which a data set reads at once, a hash of them."""
+    return index if isinstance(index, int) else mix(*index)
+
+
+def whole_numbers(draws: Iterable[Any], sampler: Any) -> list[int]:
+    """Return what a user's own sampler draws as indices.
+
+    Raises:
+        ConfigError: it draws something else.
+    """
+    try:
+        return [operator.index(draw) for draw in draws]
+    except TypeError as error:
+        raise ConfigError(
+            f"A {type(sampler).__name__} draws {draws!r:.80}; an order that is split over ranks is"
+            " of indices, whole numbers. Draw these, and let the data set look up what belongs to"
+            " them; or let each rank read a part of its own: trainkit.sharded(loader)."
+        ) from error
 
 
 def shuffled(num_samples: int, seed: int, epoch: int) -> torch.Tensor:
@@ -244,7 +266,7 @@ class SeededDataset(Dataset[Any]):
 
     def __getitems__(self, keys: list[tuple[int, int]]) -> list[Any]:
         """Return the samples of a batch; a DataLoader calls this."""
-        self.first = next(iter(keys), self.first)
+        self.first = next(((epoch, _number(index)) for epoch, index in keys), self.first)
         if self.first[0] != self._epoch or SeededDataset._latest != id(self):
             set_epoch(self.first[0], self.dataset)
             self._epoch = self.first[0]
@@ -268,7 +290,7 @@ class SeededDataset(Dataset[Any]):
         begun = {epoch: _mixed(seeded, epoch) for epoch in {epoch for epoch, _ in keys}}
         with apart():
             for epoch, index in keys:
-                _seed(_mixed(begun[epoch], index) >> 1)  # mix(seed, epoch, index)
+                _seed(_mixed(begun[epoch], _number(index)) >> 1)  # mix(seed, epoch, index)
                 samples.append(self._sample(epoch, index))
         return samples
 

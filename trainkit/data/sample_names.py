@@ -60,6 +60,8 @@ def _in_own(dataset: Any, index: int) -> tuple[Any, int]:
     """Return the user's own data set of which a Subset or a ConcatDataset takes a sample,
     and the sample's index in it.
     """
+    if isinstance(index, list):  # of a data set that reads several at once
+        return dataset, index
     if type(dataset) is Subset:
         return _in_own(dataset.dataset, dataset.indices[index])
     if type(dataset) is ConcatDataset:
@@ -80,7 +82,7 @@ def file_of(dataset: Any, index: int) -> str:
         return str(own(index))
     for name in ("samples", "imgs", "files", "paths"):
         held = getattr(dataset, name, None)
-        if isinstance(held, (list, tuple)) and index < len(held):
+        if isinstance(held, (list, tuple)) and index in range(len(held)):
             item = (
                 held[index][0]
                 if isinstance(held[index], (list, tuple)) and held[index]

@@ -23,7 +23,14 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from trainkit.data.bad_samples import GuardedCollate, GuardedDataset
 from trainkit.data.collate import seeded_collate
-from trainkit.data.order import OwnRandomNumbers, SeededDataset, mix, own_numbers_of, set_epoch
+from trainkit.data.order import (
+    OwnRandomNumbers,
+    SeededDataset,
+    mix,
+    own_numbers_of,
+    set_epoch,
+    whole_numbers,
+)
 from trainkit.data.splitting import DatasetShare, Share, loader_like
 from trainkit.data.workers import named_errors, shield
 from trainkit.errors import ConfigError
@@ -314,9 +321,12 @@ class SplitStream(Stream):
         """Return this rank's batches of the indices that rank 0 draws."""
         data, batching = self._data, drawn_by(self._data)
         with OwnRandomNumbers(mix(self._run_seed, epoch))():
+            draws = list(itertools.islice(batching, share.end))
             own_draws = [
-                b if isinstance(b, int) else [int(i) for i in b]
-                for b in itertools.islice(batching, share.end)
+                whole_numbers([draw], batching)[0]  # a number, numpy's or torch's too
+                if isinstance(draw, int) or getattr(draw, "ndim", 1) == 0
+                else whole_numbers(draw, batching)
+                for draw in draws
             ]
             drawn = agreed(own_draws, self._agree, batching)
         own = [drawn[place] for place in range(len(drawn)) if share.has(place)]

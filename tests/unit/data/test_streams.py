@@ -14,10 +14,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, get_worker_info
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    Subset,
+    get_worker_info,
+)
 
 from tests.helpers.threads import ThreadEngine, World
 from trainkit.data.combined import CombinedLoader
+from trainkit.data.loader import ShardedLoader, read_source
+from trainkit.data.plan import StepPlan
 from trainkit.data.splitting import fingerprint, split_over_ranks, splits_itself
 from trainkit.data.streams import OwnStream, SplitStream, Stream, end_workers
 from trainkit.errors import ConfigError
@@ -192,6 +201,121 @@ def test_workers_that_a_combined_stream_keeps_are_seeded_by_epoch() -> None:
         read.append(first.tolist())
         end_workers(part)
     assert read[0] == read[1]
+
+
+class AtOnce(Pairs):
+    """A data set that makes the batches of lists of indices, or of one."""
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        several = index if isinstance(index, list) else [index]
+        return torch.stack([super(AtOnce, self).__getitem__(each) for each in several])
+
+
+class Tensors:
+    """A sampler that yields tensors, as an iteration of torch.randperm does."""
+
+    def __init__(self, as_arrays: bool = False) -> None:
+        self.as_arrays = as_arrays
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __iter__(self) -> Iterator[Any]:
+        order = torch.randperm(LENGTH)
+        return iter(order.numpy() if self.as_arrays else order)
+
+
+def doubled(rows: torch.Tensor) -> torch.Tensor:
+    """Collate with a random number."""
+    return torch.cat([rows, torch.rand(len(rows), 1)], 1)
+
+
+SAMPLERS: dict[str, Any] = {
+    "lists": lambda: BatchSampler(RandomSampler(range(LENGTH)), 4, False),
+    "tensors": Tensors,
+    "arrays": lambda: Tensors(as_arrays=True),
+}
+
+
+@pytest.mark.parametrize("kind", SAMPLERS)
+@pytest.mark.parametrize(("ranks", "workers"), [(2, 0), (1, 2)])
+def test_a_data_set_that_makes_batches_has_its_samplers_keys(
+    kind: str, ranks: int, workers: int
+) -> None:
+    """batch_size=None with a BatchSampler, as in torch's guide, or with numbers of other types:
+    the random numbers are those of the key, on any number of ranks and workers.
+    """
+
+    def data(workers: int) -> DataLoader[Any]:
+        sampler, collate = SAMPLERS[kind](), doubled
+        return DataLoader(AtOnce(), None, sampler=sampler, collate_fn=collate, num_workers=workers)
+
+    alone = merged([steps_of(data(0), 0, 1)])
+    assert merged([steps_of(data(workers), rank, ranks) for rank in range(ranks)]) == alone
+    assert len({tuple(row) for step in alone for row in step}) == LENGTH
+    assert len({row[1] for step in alone for row in step}) == LENGTH
+
+
+class Failing(AtOnce):
+    """It has no sample 3."""
+
+    files = ["name"] * LENGTH
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        if 3 in index:
+            raise ValueError("no sample 3")
+        return super().__getitem__(index)
+
+
+def test_an_error_of_a_list_of_indices_stays_what_it_is() -> None:
+    """With the key beside it; also of a part of the data set."""
+    for data in (Failing(), Subset(Failing(), range(4))):
+        sampler = BatchSampler(range(4), 4, False)
+        with pytest.raises(ValueError, match="no sample 3"):
+            steps_of(DataLoader(data, None, sampler=sampler), 0, 1)
+
+
+class Fixed:
+    """A sampler of given draws."""
+
+    def __init__(self, draws: list[Any]) -> None:
+        self.draws = draws
+
+    def __len__(self) -> int:
+        return len(self.draws)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.draws)
+
+
+@pytest.mark.parametrize("draws", [[(0, 320), (1, 640)], ["0", "12"], [0.0, 1.0]])
+@pytest.mark.parametrize("place", ["sampler", "batch sampler", "in a list"])
+def test_keys_that_are_no_numbers_are_refused(draws: list[Any], place: str) -> None:
+    """An order that is split over ranks is of indices: the sampler is named, with what to do."""
+    fixed: Any = Fixed([draws] if place == "batch sampler" else draws)
+    with pytest.raises(ConfigError, match=r"Fixed draws .*trainkit\.sharded\(loader\)"):  # noqa: PT012
+        if place == "sampler":
+            source = read_source(DataLoader(Pairs(), 2, sampler=fixed), "data", True)
+            assert source is not None
+            plan = StepPlan(len(draws), 2, 1)
+            list(ShardedLoader(source, plan, 0, 7, list).iterate(plan, 0, 0))
+        elif place == "batch sampler":
+            steps_of(DataLoader(Pairs(), batch_sampler=fixed), 0, 1)
+        else:
+            fixed = DataLoader(Pairs(), batch_sampler=Fixed([draws]))  # type: ignore[arg-type]
+            steps_of(CombinedLoader([fixed]).joined("data"), 0, 1)
+
+
+def test_an_error_of_a_sampler_stays_its_own() -> None:
+    """It is not taken for one of its draws."""
+
+    class Raising(Fixed):
+        def __iter__(self) -> Iterator[Any]:
+            raise TypeError("my own")
+
+    sampler: Any = Raising([0])
+    with pytest.raises(TypeError, match="my own"):
+        steps_of(DataLoader(Pairs(), batch_sampler=sampler), 0, 1)
 
 
 def with_generators(**options: Any) -> list[DataLoader[Any]]:
