@@ -5,8 +5,7 @@ extensions   trainkit's own (trainkit/extensions/), then those of installed pack
 find         who brings a name: a command, an engine
 resolve      the object of a dotted name
 
-An extension is a value of dotted names, so that nothing of it is imported before a user asks for
-it. Imports no torch.
+An extension has dotted names: nothing of it is imported before a user asks for it. No torch here.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from trainkit.errors import ConfigError, clause
 
 GROUP = "trainkit.extensions"  # of entry points, and the package of trainkit's own
 
-Kind = Literal["commands", "engines", "layouts", "communications", "precisions"]
+Kind = Literal["commands", "engines", "layouts", "communications", "precisions", "data_sets"]
 
 
 @dataclass(frozen=True)
@@ -129,8 +128,9 @@ class Extension:
             the engine asks of it is in FSDPEngine (`_stages`).
         communications: name, as in communication=NAME -> dotted name of the class of its settings
             (trainkit.engine.step_settings.Communication).
-        precisions: name, as in trainer.precision=NAME -> dotted name of its class
-            (trainkit.device.precision.Precision).
+        precisions: name, as trainer.precision=NAME -> dotted name of a device.precision.Precision
+        data_sets: package of a data set that takes its part by itself -> dotted name of a function
+            of (data, its name, the engine) that returns what this rank reads; all ranks call it.
         targets: dotted names of classes and functions that a config may build: callbacks, loggers,
             launchers, data, ...
         ranks: variable that a launcher sets in the environment of a rank of engine=horovod -> dotted
@@ -163,6 +163,7 @@ class Extension:
     layouts: Mapping[str, str] = field(default_factory=dict)
     communications: Mapping[str, str] = field(default_factory=dict)
     precisions: Mapping[str, str] = field(default_factory=dict)
+    data_sets: Mapping[str, str] = field(default_factory=dict)
     targets: tuple[str, ...] = ()
     ranks: Mapping[str, str] = field(default_factory=dict)
     clusters: tuple[str, ...] = ()

@@ -203,8 +203,8 @@ def names_in(module: str) -> set[str]:
 
 @pytest.mark.parametrize("own", extension._own(), ids=lambda own: own.name)
 def test_each_dotted_name_of_our_own_exists(own: extension.Extension) -> None:
-    """Of commands, usages, engines, targets, checks, ranks, communications, precisions, features and
-    remarks; a public or an old name leads to one that exists.
+    """Of commands, usages, engines, targets, checks, ranks, communications, precisions, data sets, features
+    and remarks; a public or an old name leads to one that exists.
     """
     dotted = [
         *own.targets,
@@ -214,6 +214,7 @@ def test_each_dotted_name_of_our_own_exists(own: extension.Extension) -> None:
         *own.layouts.values(),
         *own.communications.values(),
         *own.precisions.values(),
+        *own.data_sets.values(),
         *([own.url_store] if own.url_store else []),
         *own.ranks.values(),
         *own.advice.values(),

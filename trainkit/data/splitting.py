@@ -94,7 +94,7 @@ class DatasetShare(IterableDataset[Any]):
 
         @contextmanager
         def numbers() -> Iterator[None]:
-            with own(), _as_worker(None):
+            with own(), as_worker(None):
                 yield
 
         with numbers():
@@ -116,67 +116,8 @@ class DatasetShare(IterableDataset[Any]):
                 turn += 1
 
 
-class SplitDataset(IterableDataset[Any]):
-    """A WebDataset, which splits its shards by loader worker,
-    as if the workers of all ranks were those of one loader.
-    """
-
-    def __init__(self, dataset: IterableDataset[Any], rank: int, world_size: int) -> None:
-        """Wrap `dataset` for a rank."""
-        self.dataset = dataset
-        self._rank = rank
-        self._world_size = world_size
-
-    def __iter__(self) -> Iterator[Any]:
-        info = torch.utils.data.get_worker_info()
-        worker, workers, seed = (
-            (0, 1, 0) if info is None else (info.id, info.num_workers, info.seed)
-        )
-        all_workers = workers * self._world_size
-        own = self._rank * workers + worker
-        claimed = torch_worker.WorkerInfo(
-            id=own, num_workers=all_workers, seed=seed, dataset=self.dataset
-        )
-        with _as_worker(claimed), _as_only_rank():
-            samples = iter(self.dataset)
-        while True:
-            with _as_worker(claimed), _as_only_rank():
-                chunk = list(itertools.islice(samples, 1))
-            if not chunk:
-                return
-            yield chunk[0]
-
-
-def parts_by_variables(data: Any) -> set[tuple[int, int]]:
-    """Return (rank, number of ranks) of the parts that LitData's sets of a loader read: taken from
-    WORLD_SIZE and GLOBAL_RANK when they were made. Empty for other data.
-    """
-    dataset: Any = data.dataset if isinstance(data, DataLoader) else data
-    several = [dataset, *getattr(dataset, "_datasets", ())]
-    if type(dataset).__module__.partition(".")[0] != "litdata":
-        return set()
-    seen = [one.distributed_env for one in several if hasattr(one, "distributed_env")]
-    return {(env.global_rank, env.world_size) for env in seen}
-
-
 @contextmanager
-def _as_only_rank() -> Iterator[None]:
-    """Within the context the variables of torchrun, which WebDataset reads,
-    are those of a single rank.
-    """
-    before = {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE")}
-    os.environ.update(RANK="0", WORLD_SIZE="1")
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name)
-            if value is not None:
-                os.environ[name] = value
-
-
-@contextmanager
-def _as_worker(info: Any) -> Iterator[None]:
+def as_worker(info: Any) -> Iterator[None]:
     """Within the context `torch.utils.data.get_worker_info()` returns this."""
     before = torch_worker._worker_info
     torch_worker._worker_info = info
@@ -208,23 +149,6 @@ def options_of(loader: DataLoader[Any]) -> dict[str, Any]:
     return options
 
 
-def splits_itself(data: Any) -> bool:
-    """Return whether a loader's data set splits its files over
-    the workers that it sees: WebDataset.
-    """
-    return (
-        isinstance(data, DataLoader)
-        and type(data.dataset).__module__.partition(".")[0] == "webdataset"
-    )
-
-
-def split_over_ranks(loader: DataLoader[Any], rank: int, world_size: int) -> DataLoader[Any]:
-    """Return the loader of a data set that splits itself by worker, for the workers of one rank."""
-    dataset: Any = loader.dataset
-    part = SplitDataset(dataset, rank, world_size)
-    return loader_like(loader, part, batch_size=loader.batch_size, drop_last=loader.drop_last)
-
-
 def fingerprint(data: Any, seed: int) -> str | None:
     """Return a digest of the first batch that a stream yields,
     or None if it cannot be read twice.
@@ -235,7 +159,7 @@ def fingerprint(data: Any, seed: int) -> str | None:
         data, count = data.dataset, data.batch_size or 1
     else:
         count = 1
-    with OwnRandomNumbers(mix(seed, 0))(), _as_worker(None):
+    with OwnRandomNumbers(mix(seed, 0))(), as_worker(None):
         stream = iter(data)
         is_read_once = stream is data or iter(data) is stream
         return None if is_read_once else _digest(list(itertools.islice(stream, count)))

@@ -19,9 +19,6 @@ from trainkit.data.order import mix
 from trainkit.data.plan import StepPlan
 from trainkit.data.splitting import (
     fingerprint,
-    parts_by_variables,
-    split_over_ranks,
-    splits_itself,
 )
 from trainkit.data.streams import (
     OwnStream,
@@ -35,6 +32,7 @@ from trainkit.data.streams import (
 from trainkit.device.transfer import Mover
 from trainkit.engine.base import Engine
 from trainkit.errors import ConfigError, DataError
+from trainkit.extension import find, resolve
 from trainkit.optim.batch_plan import Accumulation, accumulation_at
 
 
@@ -257,15 +255,13 @@ class FeedMaker:
         if isinstance(data, StreamSource):
             place = (rank, world_size)
             return data.stream(limit, self.seed, place, self.declared, comm.run_on_main)
+        if reader := reader_of(data):
+            data = resolve(reader)(data, name, self.engine)
         reads_own = isinstance(data, Sharded)
         data = data.data if reads_own else data
         # schedules count the same steps on all ranks
         lengths = comm.all_gather_object(_length_of(data))
         length = None if None in lengths else max(lengths)
-        if splits_itself(data) and not reads_own:
-            reads_own = True
-            length = None
-            data = split_over_ranks(data, rank, world_size)
         if reads_own:
             declared = self.declared / world_size
             return OwnStream(data, length, limit, mix(self.seed, rank), declared)
@@ -293,28 +289,8 @@ class FeedMaker:
             self.bad is not None,
         )
 
-    def _check_parts(self, data: Any, name: str) -> None:
-        """Refuse LitData that would read another part than this rank should."""
-        is_own = isinstance(data, Sharded)
-        parts = parts_by_variables(data.data if is_own else data)
-        if not parts:
-            return
-        ranks = self.engine.ranks
-        right = {(ranks.data_rank, ranks.data_size) if is_own else (0, 1)}
-        wrong = self.engine.comm.all_gather_object(sorted(parts - right))
-        if any(wrong):
-            rank, size = next(part for of_rank in wrong for part in of_rank)
-            raise ConfigError(
-                f"{name}: LitData took a rank for rank {rank} of {size}, by WORLD_SIZE and"
-                " GLOBAL_RANK: samples would be left out, or come several times. Before its data"
-                " set is made, on each rank: os.environ.update(WORLD_SIZE=str(trainkit.world_size()),"
-                " GLOBAL_RANK=str(trainkit.rank())). Then each reads its own part: pass"
-                " trainkit.sharded(loader)."
-            )
-
     def _check_stream(self, data: Any, name: str) -> None:
         ranks = self.engine.ranks
-        self._check_parts(data, name)
         if self.bad is not None and not has_indices(data) and not isinstance(data, (list, tuple)):
             kind = type(getattr(data, "dataset", data)).__name__
             raise ConfigError(
@@ -335,6 +311,13 @@ def _may_fetch_early(source: Source, move: Callable[[Any], Any]) -> bool:
     this process, or a hook of the user's, may draw random numbers.
     """
     return source.options.get("num_workers", 0) > 0 and type(move) is Mover
+
+
+def reader_of(data: Any) -> Any:
+    """Return who reads a data set that takes its part by itself, a dotted name; None for others."""
+    whole = data.data if isinstance(data, Sharded) else data
+    dataset = whole.dataset if isinstance(whole, DataLoader) else whole
+    return find("data_sets", type(dataset).__module__.partition(".")[0], {})
 
 
 def _length_of(stream: Any) -> int | None:

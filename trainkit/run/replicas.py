@@ -35,7 +35,6 @@ from trainkit.api.callback import Callback
 from trainkit.api.options import Options
 from trainkit.api.task import Task
 from trainkit.data.loader import Source
-from trainkit.data.splitting import splits_itself
 from trainkit.data.streams import Sharded
 from trainkit.engine.base import Engine
 from trainkit.engine.collectives import Collectives
@@ -211,11 +210,7 @@ def data_of(name: str, data: Any, source: Source | None) -> Facts:
     """
     if source is None:
         kind = (
-            "sharded"
-            if isinstance(data, Sharded) or splits_itself(data)
-            else "a stream"
-            if data is not None
-            else "none"
+            "sharded" if isinstance(data, Sharded) else "a stream" if data is not None else "none"
         )
         return {name: kind}
     dataset = data.dataset if isinstance(data, DataLoader) else data

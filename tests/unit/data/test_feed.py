@@ -12,11 +12,10 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from trainkit.data.feed import Feed, MapFeed, StreamFeed
 from trainkit.data.loader import read_source
-from trainkit.data.splitting import parts_by_variables
 from trainkit.data.streams import OwnStream, sharded
 from trainkit.engine.single import SingleEngine
 from trainkit.errors import ConfigError, DataError, TaskError
-from trainkit.run.feed_maker import FeedMaker
+from trainkit.run.feed_maker import FeedMaker, reader_of
 
 
 class Stream(IterableDataset[Any]):
@@ -324,4 +323,4 @@ class Remote:
 
 def test_only_a_loaders_data_set_is_looked_at() -> None:
     """Another object may start a cluster as its `dataset` is read."""
-    assert parts_by_variables(Remote()) == set()
+    assert reader_of(Remote()) is None

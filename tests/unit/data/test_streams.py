@@ -27,9 +27,11 @@ from tests.helpers.threads import ThreadEngine, World
 from trainkit.data.combined import CombinedLoader
 from trainkit.data.loader import ShardedLoader, read_source
 from trainkit.data.plan import StepPlan
-from trainkit.data.splitting import fingerprint, split_over_ranks, splits_itself
+from trainkit.data.splitting import fingerprint
 from trainkit.data.streams import OwnStream, SplitStream, Stream, end_workers
 from trainkit.errors import ConfigError
+from trainkit.extensions.data.web_dataset import split_over_ranks
+from trainkit.run.feed_maker import reader_of
 
 LENGTH = 23
 
@@ -571,7 +573,7 @@ def test_webdataset_splits_its_shards_over_all_workers(workers: int, tmp_path: P
         .to_tuple("x.npy")
     )
     loader: DataLoader[Any] = DataLoader(data, 2, num_workers=workers)
-    assert splits_itself(loader)
+    assert reader_of(loader) == "trainkit.extensions.data.web_dataset.read"
     seen: list[float] = []
     for rank in range(2):
         stream = OwnStream(split_over_ranks(loader, rank, 2), None, None, rank)
