@@ -58,6 +58,8 @@ class Rest(NamedTuple):
 class GuardedDataset(Dataset[Any]):
     """A seeded data set that returns a BadSample in place of one that raises."""
 
+    reads_users = True  # its `dataset`, which a worker_init_fn sees
+
     def __init__(self, dataset: SeededDataset) -> None:
         self.dataset = dataset
 

@@ -245,6 +245,7 @@ class SeededDataset(Dataset[Any]):
         first: the key of the first sample of the batch that was read last.
     """
 
+    reads_users = True  # its `dataset`, which a worker_init_fn sees
     _latest: ClassVar[int] = 0  # id of the last that called set_epoch: two may share a data set
 
     def __init__(self, dataset: Dataset[Any], seed: int) -> None:

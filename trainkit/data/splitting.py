@@ -58,6 +58,8 @@ class DatasetShare(IterableDataset[Any]):
         first: the seed of the epoch, and the number of the batch that is read.
     """
 
+    reads_users = True  # its `dataset`, which a worker_init_fn sees
+
     def __init__(self, dataset: IterableDataset[Any], batch_size: int, workers: int) -> None:
         """`batch_size` is the number of samples of a batch."""
         self.dataset = dataset

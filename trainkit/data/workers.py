@@ -36,8 +36,6 @@ from trainkit.safety.threads import printed, start_thread
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _GPU_FILES = "/dev/nvidia"  # how the names of the driver's files begin
 _ENDING_S = 20.0  # from the end of a killed process's connections to its own, on a busy machine
-# of data sets that read the user's: SeededDataset, GuardedDataset, DatasetShare
-_READERS = ("trainkit.data.order", "trainkit.data.bad_samples", "trainkit.data.splitting")
 LOOK_S = 5.0  # seconds between two looks of a worker that got a SIGTERM: is its rank still there?
 
 
@@ -83,7 +81,7 @@ class Shielded:
         if self.own is not None:
             info: Any = get_worker_info()
             # the worker itself reads by a reference of its own
-            while type(info.dataset).__module__ in _READERS:
+            while getattr(type(info.dataset), "reads_users", False):
                 object.__setattr__(info, "dataset", info.dataset.dataset)
             self.own(worker)
 
@@ -137,7 +135,7 @@ def named_errors(batches: Iterator[Any]) -> Iterator[Any]:
         yield from batches
     except (ConnectionError, EOFError) as error:
         is_of_data = "in DataLoader worker process" in str(error)
-        if is_of_data or not (pids := _ended_workers(batches)):
+        if is_of_data or not (pids := ended_workers(batches)):
             raise
         raise RuntimeError(f"DataLoader worker (pid(s) {pids}) exited unexpectedly") from error
     except TrainkitError as error:
@@ -147,7 +145,7 @@ def named_errors(batches: Iterator[Any]) -> Iterator[Any]:
         raise type(error)(text.rstrip().rsplit(f"{type(error).__name__}: ", 1)[-1]) from None
 
 
-def _ended_workers(batches: Any) -> str:
+def ended_workers(batches: Any) -> str:
     """Return the process ids of an iterator's workers that have ended, or are just ending."""
     workers = getattr(batches, "_workers", [])
     ending = multiprocessing.connection.wait([worker.sentinel for worker in workers], _ENDING_S)

@@ -453,9 +453,18 @@ def test_a_worker_init_fn_that_gives_workers_parts_is_refused() -> None:
         steps_of(data, 0, 1)
 
 
-def test_a_worker_init_fn_sets_attributes_of_the_stream() -> None:
-    """Of the user's data set, not of what splits it."""
-    (step, *_) = steps_of(DataLoader(Range(), 4, num_workers=2, worker_init_fn=scale), 0, 1)
+@pytest.mark.parametrize("splits", [False, True])
+def test_a_worker_init_fn_sets_attributes_of_the_stream(splits: bool) -> None:
+    """Of the user's data set, not of what splits it; also of a WebDataset."""
+    workers = 1 if splits else 2
+    data = DataLoader(Range(), 4, num_workers=workers, worker_init_fn=scale)
+    if splits:
+        data = split_over_ranks(data, 0, 1)
+        step = [
+            batch for (batch,) in itertools.islice(OwnStream(data, None, None, 7).steps(0, 0, 1), 6)
+        ]
+    else:
+        step = steps_of(data, 0, 1)[0]
     assert torch.cat(step).tolist() == [3 * number for number in range(LENGTH)]
 
 

@@ -40,6 +40,8 @@ class SplitDataset(IterableDataset[Any]):
     as if the workers of all ranks were those of one loader.
     """
 
+    reads_users = True  # its `dataset`, which a worker_init_fn sees
+
     def __init__(self, dataset: IterableDataset[Any], rank: int, world_size: int) -> None:
         """Wrap `dataset` for a rank."""
         self.dataset = dataset
