@@ -78,11 +78,12 @@ class DatasetShare(IterableDataset[Any]):
 
     def _compare(self, worker: int, samples: Sequence[Any]) -> None:
         """Raise if another worker's stream begins with other samples than this one's."""
-        self._digests[worker] = int(_digest(samples)[:15], 16) + 1
+        self._digests[worker] = int(_digest(samples, noise=False)[:15], 16) + 1
         if len(set(self._digests.tolist()) - {0}) > 1:
             raise ConfigError(
                 f"The loader workers read different streams of {type(self.dataset).__name__} (their"
-                " first samples differ), so its batches cannot be split over them. Draw its order"
+                " first samples differ in whole numbers or texts), so its batches cannot be split"
+                " over them. Draw its order"
                 " from torch, numpy.random or random, which have the same seed in all workers, or"
                 " from a fixed seed; or set num_workers=1. If each worker is to read a part of its"
                 " own, pass trainkit.sharded(loader)."
@@ -202,17 +203,21 @@ def _ends(value: Any) -> Any:
     return os.path.basename(value) if isinstance(value, (str, os.PathLike)) else value
 
 
-def _digest(samples: Sequence[Any]) -> str:
+def _digest(samples: Sequence[Any], noise: bool = True) -> str:
+    """Return a digest of samples; without `noise` their fractions, which an augmentation changes,
+    do not count.
+    """
     digest = hashlib.sha256()
 
     def add(item: Any) -> None:
+        if not noise and _has_fractions(item):
+            return
         if isinstance(item, torch.Tensor):
-            add(
-                item.detach().cpu().numpy()
-                if item.layout is torch.strided and item.dtype is not torch.bfloat16
-                else str(item)
-            )
-        elif isinstance(item, np.ndarray) and item.dtype != object:
+            try:
+                add(item.detach().cpu().numpy())
+            except (TypeError, RuntimeError):  # of a dtype or a layout that numpy lacks
+                add(str(item))
+        elif isinstance(item, np.ndarray) and not item.dtype.hasobject:
             digest.update(f"{item.dtype}{item.shape}".encode() + item.tobytes())
         elif isinstance(item, Mapping):
             add([part for pair in item.items() for part in pair])
@@ -225,3 +230,8 @@ def _digest(samples: Sequence[Any]) -> str:
 
     add(samples)
     return digest.hexdigest()
+
+
+def _has_fractions(item: Any) -> bool:
+    kind = str(getattr(item, "dtype", type(item).__name__)).removeprefix("torch.")
+    return kind.startswith(("float", "bfloat", "complex"))

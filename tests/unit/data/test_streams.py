@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -411,6 +412,27 @@ def test_one_worker_may_read_any_stream(workers: int) -> None:
     """There is no other to differ from."""
     (step, *_) = steps_of(DataLoader(Unseeded(), 4, num_workers=workers), 0, 1)
     assert sum(map(len, step)) == LENGTH
+
+
+class Noisy(IterableDataset[Any]):
+    """Numbers in order, with noise that no seed determines, in types that numpy lacks too."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for number in range(LENGTH):
+            noise = float(os.urandom(1)[0])
+            small = torch.tensor(noise).to(torch.float8_e4m3fn)
+            turned = torch.tensor([1 + 2j]).conj()
+            yield torch.tensor(number), noise, small, turned, np.float32(noise)
+
+
+def test_noise_is_no_order() -> None:
+    """An augmentation may draw other numbers in each worker: no sample is lost by it."""
+
+    def numbers(samples: list[Any]) -> torch.Tensor:
+        return torch.stack([sample[0] for sample in samples])
+
+    (step, *_) = steps_of(DataLoader(Noisy(), 4, num_workers=2, collate_fn=numbers), 0, 1)
+    assert torch.cat(step).tolist() == list(range(LENGTH))
 
 
 def test_workers_may_have_copies_of_one_generator() -> None:
