@@ -35,6 +35,7 @@ from trainkit.data.splitting import DatasetShare, Share, loader_like
 from trainkit.data.workers import named_errors, shield
 from trainkit.errors import ConfigError
 
+_ENDLESS = 1_000_000  # batches of an epoch without a limit
 RandomNumbers = Callable[[], AbstractContextManager[None]]
 OnMain = Callable[[Callable[[], Any]], Any]
 
@@ -62,11 +63,6 @@ def has_indices(data: Any) -> bool:
     """Whether batches are made of the indices that a loader's samplers draw."""
     is_loader = isinstance(data, DataLoader) and not iterates_itself(data)
     return is_loader and not isinstance(data.dataset, IterableDataset)
-
-
-def drawn_by(loader: DataLoader[Any]) -> Any:
-    """Return what draws the batches of a loader, or, if the data set makes them, their indices."""
-    return loader.sampler if loader.batch_sampler is None else loader.batch_sampler
 
 
 def agreed(own: list[Any], agree: Callable[[list[Any]], list[Any]], sampler: Any) -> list[Any]:
@@ -319,9 +315,15 @@ class SplitStream(Stream):
 
     def _drawn(self, share: Share, epoch: int) -> Iterator[Any]:
         """Return this rank's batches of the indices that rank 0 draws."""
-        data, batching = self._data, drawn_by(self._data)
+        data = self._data
+        batching = data.sampler if data.batch_sampler is None else data.batch_sampler
         with OwnRandomNumbers(mix(self._run_seed, epoch))():
-            draws = list(itertools.islice(batching, share.end))
+            draws = list(itertools.islice(batching, share.end or _ENDLESS))
+            if len(draws) == _ENDLESS:
+                raise ConfigError(
+                    f"A {type(batching).__name__} has drawn {_ENDLESS:,} batches, and does not end:"
+                    " set trainer.limit_train_batches (or limit_val_batches, ...)."
+                )
             own_draws = [
                 whole_numbers([draw], batching)[0]  # a number, numpy's or torch's too
                 if isinstance(draw, int) or getattr(draw, "ndim", 1) == 0

@@ -26,7 +26,6 @@ from trainkit.data.streams import (
     SplitStream,
     Stream,
     StreamSource,
-    drawn_by,
     has_indices,
 )
 from trainkit.device.transfer import Mover
@@ -272,11 +271,6 @@ class FeedMaker:
                 " batches of one stream cannot be split over them. If each rank reads a part of its"
                 " own, declare it: trainkit.sharded(...). If the stream shuffles, give it a fixed"
                 " seed, so that all ranks read the same order."
-            )
-        if length is None and limit is None and has_indices(data):
-            raise ConfigError(
-                f"{name} has a {type(drawn_by(data)).__name__} without a length; give it a __len__,"
-                " or an epoch a number of batches (trainer.limit_train_batches, limit_val_batches)."
             )
         return SplitStream(
             data,

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from tests.helpers.threads import ThreadEngine, World
 from tests.helpers.toy import Line, loader, quiet, rows, weights
+from trainkit.data import streams
 from trainkit.data.streams import sharded
 from trainkit.errors import ConfigError
 
@@ -111,16 +112,24 @@ def test_a_batch_sampler_without_end_is_drawn_up_to_the_limit(tmp_path: Path) ->
     assert task.global_step == 6
 
 
-@pytest.mark.timeout(20)
-def test_a_batch_sampler_without_length_needs_a_limit(tmp_path: Path) -> None:
-    """Its draws have no end, as far as one knows: refused before the first step."""
+@pytest.mark.timeout(60)
+def test_a_batch_sampler_without_length_ends_or_needs_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that ends is drawn whole, as torch does; one without end is refused before a step."""
+
+    class Some:
+        def __iter__(self) -> Iterator[list[int]]:
+            return iter([[0, 1], [2, 3], [4]])
+
+    task, trainer = Line(), quiet(tmp_path / "some", max_epochs=2)
+    trainer.fit(task, loader_of(Some()))
+    assert task.global_step == 6
+    monkeypatch.setattr(streams, "_ENDLESS", 1000)
     with pytest.raises(
-        ConfigError,
-        match=r"^train_dataloaders has a Endless without a length; .*limit_train_batches",
+        ConfigError, match=r"A Endless has drawn 1,000 batches, .*limit_train_batches"
     ):
-        quiet(tmp_path, max_steps=2).fit(Line(), loader_of(Endless()))
-    with pytest.raises(ConfigError, match=r"^val_dataloaders has a generator without a length"):
-        quiet(tmp_path, max_steps=2).validate(Line(), loader_of(i for i in [[0, 1]]))
+        quiet(tmp_path / "endless", max_steps=2).fit(Line(), loader_of(Endless()))
 
 
 class Flow(IterableDataset[Any]):
