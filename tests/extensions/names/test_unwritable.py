@@ -10,6 +10,7 @@ import torch
 
 from tests.helpers.threads import ThreadEngine, World
 from tests.helpers.toy import Line, loader, quiet
+from trainkit.api.callback import Callback
 from trainkit.errors import TaskError
 
 
@@ -96,3 +97,15 @@ def test_a_run_without_checkpoints_may_hold_anything(tmp_path: Path) -> None:
     task = Holding(torch.eye(3).to_sparse())
     quiet(tmp_path, max_epochs=1).fit(task, loader(8))
     assert task.global_step > 0
+
+
+def test_a_callback_may_change_what_is_saved(tmp_path: Path) -> None:
+    """Then the checkpoint decides."""
+
+    class Dense(Callback):
+        def on_save_checkpoint(self, trainer: Any, task: Any, checkpoint: dict[str, Any]) -> None:
+            checkpoint["state_dict"]["held"] = checkpoint["state_dict"]["held"].to_dense()
+
+    trainer = quiet(tmp_path, max_epochs=1, enable_checkpointing=True, callbacks=Dense())
+    trainer.fit(Holding(torch.eye(3).to_sparse()), loader(8))
+    assert (tmp_path / "checkpoints" / "last").exists()

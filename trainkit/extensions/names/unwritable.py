@@ -11,6 +11,7 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError
 
+from trainkit.api.callback import Callback
 from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.callbacks.checkpoint import checkpoint_policies
@@ -24,8 +25,14 @@ _ELSE = (
 
 
 def of_stage(stage: Stage) -> Unwritable | None:
-    """Return the feature of a fit with checkpoints; None if the Task may change what they hold."""
-    changes = type(stage.task).on_save_checkpoint is not Task.on_save_checkpoint
+    """Return the feature of a fit with checkpoints; None if the Task, or a callback of the user's,
+    may change what they hold.
+    """
+    changes = type(stage.task).on_save_checkpoint is not Task.on_save_checkpoint or any(
+        type(each).on_save_checkpoint is not Callback.on_save_checkpoint
+        for each in stage.run.callbacks
+        if not type(each).__module__.startswith("trainkit.")
+    )
     writes = stage.kind == "fit" and checkpoint_policies(stage.run.callbacks)
     return Unwritable() if writes and not changes else None
 
