@@ -89,9 +89,7 @@ class Timer(Callback):
         self._look(trainer)
 
     def on_train_step_end(self, trainer: RunView, task: Task) -> None:
-        self._agreed = self._before + trainer.coordinator.now - self._clock_at_start
-        if self.interval == "step":
-            self._look(trainer)
+        self._look(trainer, self.interval == "step")
 
     def on_train_epoch_end(self, trainer: RunView, task: Task) -> None:
         self._look(trainer)
@@ -122,9 +120,9 @@ class Timer(Callback):
         self._begun[stage] = time.monotonic()
         self._ended.pop(stage, None)
 
-    def _look(self, trainer: RunView) -> None:
+    def _look(self, trainer: RunView, stops: bool = True) -> None:
         self._agreed = self._before + trainer.coordinator.now - self._clock_at_start
-        if self.duration_s is not None and self._agreed >= self.duration_s:
+        if stops and self.duration_s is not None and self._agreed >= self.duration_s:
             trainer.request_stop(
                 f"the time limit is reached: {_shown(self._agreed)} of training, the limit is"
                 f" {_shown(self.duration_s)}"

@@ -150,5 +150,4 @@ class HookLog:
 
 def _is_of(name: str, begin: str, suffix: str) -> bool:
     """Return whether this is the hidden name, or of a group's ("acc/") numbers."""
-    is_group = begin.endswith("/") and name.startswith(begin) and name.endswith(suffix)
-    return is_group or name == begin + suffix
+    return name == begin + suffix or (begin[-1:] == "/" and name.startswith(begin))

@@ -372,10 +372,8 @@ class Stepper:
         return with_all_gradients
 
 
-def _shown(outputs: Any) -> dict[str, Any]:
+def _shown(out: Any) -> dict[str, Any]:
     """Return what hooks get of a batch: a dict of training_step's, or of its loss, detached."""
-    if not isinstance(outputs, Mapping):
-        outputs = {} if outputs is None else {"loss": outputs}
-    return {
-        k: v.detach() if k == "loss" and isinstance(v, Tensor) else v for k, v in outputs.items()
-    }
+    if not isinstance(out, Mapping):
+        out = {} if out is None else {"loss": out}
+    return {k: v.detach() if k == "loss" and isinstance(v, Tensor) else v for k, v in out.items()}
