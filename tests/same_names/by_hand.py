@@ -144,10 +144,12 @@ def outputs_by_hand(kit: Framework) -> Any:
     return shown
 
 
-@equal
-def modes_in_an_evaluation(kit: Framework) -> Any:
-    """Whether the model trains, gradients are computed and autocast is on in each hook and step of
-    a validation, at "bf16-mixed".
+PLACES = ("start", "epoch_start", "batch_start", "batch_end", "epoch_end", "end")
+
+
+def modes_of(kit: Framework, kind: str, run: Any, **settings: Any) -> list[Any]:
+    """Let `run` use a trainer and a task at "bf16-mixed"; return, of the step and each hook of this
+    kind, whether the model trains, gradients are computed and autocast is on.
     """
     modes: list[Any] = []
 
@@ -158,30 +160,26 @@ def modes_in_an_evaluation(kit: Framework) -> Any:
 
         return note
 
-    names = ["validation_step", *(f"on_validation_{place}" for place in PLACES)]
+    step = {"validation": "validation_step", "predict": "predict_step"}[kind]
+    names = [step, *(f"on_{kind}_{place}" for place in PLACES)]
     task = kit.line(**{name: noting(name) for name in names})
-    kit.trainer(max_epochs=1, num_sanity_val_steps=1, precision="bf16-mixed").fit(
-        task, data(16), data(16)
-    )
+    run(kit.trainer(precision="bf16-mixed", **settings), task)
     return modes
 
 
-PLACES = ("start", "epoch_start", "batch_start", "batch_end", "epoch_end", "end")
+@equal
+def modes_in_an_evaluation(kit: Framework) -> Any:
+    """Whether the model trains, gradients are computed and autocast is on in each hook and step of
+    a validation, at "bf16-mixed".
+    """
+
+    def fit(trainer: Any, task: Any) -> None:
+        trainer.fit(task, data(16), data(16))
+
+    return modes_of(kit, "validation", fit, max_epochs=1, num_sanity_val_steps=1)
 
 
 @equal
 def modes_in_a_prediction(kit: Framework) -> Any:
     """The same of predict."""
-    modes: list[Any] = []
-
-    def noting(name: str) -> Any:
-        def note(self: Any, *args: Any, **more: Any) -> None:
-            on = torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")
-            modes.append((name, self.training, *on))
-
-        return note
-
-    names = ["predict_step", *(f"on_predict_{place}" for place in PLACES)]
-    task = kit.line(**{name: noting(name) for name in names})
-    kit.trainer(precision="bf16-mixed").predict(task, data(16))
-    return modes
+    return modes_of(kit, "predict", lambda trainer, task: trainer.predict(task, data(16)))

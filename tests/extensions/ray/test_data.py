@@ -188,7 +188,7 @@ def test_a_transform_that_changes_the_number_of_rows_is_refused(transform: Any) 
     "transform", [dict, _in_two, lambda batch: None, lambda batch: 3, lambda batch: [1, 2, 3]]
 )
 def test_other_transforms_are_left_alone(transform: Any) -> None:
-    """As many rows pass, whole or in parts; of what is no batch Ray has an error of its own."""
+    """As many rows pass, whole or in parts; Ray has its own error for other types."""
     batch = {"id": np.arange(3)}
     made, expected = same_rows(transform)(batch), transform(batch)
     if transform is _in_two:

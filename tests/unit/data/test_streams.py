@@ -409,7 +409,7 @@ def test_workers_that_read_different_streams_are_refused(start: str) -> None:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_one_worker_may_read_any_stream(workers: int) -> None:
-    """There is no other to differ from."""
+    """One worker cannot differ from another."""
     (step, *_) = steps_of(DataLoader(Unseeded(), 4, num_workers=workers), 0, 1)
     assert sum(map(len, step)) == LENGTH
 

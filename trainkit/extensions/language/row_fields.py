@@ -49,7 +49,7 @@ def parsed_calls(calls: Any, place: str) -> Any:
     """Return the `tool_calls` of a message, with arguments as objects.
 
     Args:
-        calls: as they were read; what is no list of calls is left as it is, for the template.
+        calls: as they were read; other types than lists are left as they are, for the template.
         place: the message, for messages to the user.
 
     Raises:

@@ -45,7 +45,7 @@ class Members:
         name: its name in messages.
 
     Raises:
-        DataError: it is no tar, ends too early, or has a file of a sample twice.
+        DataError: it cannot be read as a tar, ends too early, or has a file of a sample twice.
     """
 
     def __init__(self, file: BinaryIO, name: str) -> None:

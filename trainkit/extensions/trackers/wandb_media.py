@@ -40,7 +40,7 @@ class WandbMedia(LogsMedia):
             options: lists with an item for each picture of a list: masks, boxes.
 
         Raises:
-            ConfigError: `images` is no list, or an option has another length.
+            ConfigError: `images` is of another type than list, or an option has another length.
         """
         if not (key or images is not None or isinstance(image, list)):
             if step is None and not options:

@@ -202,7 +202,7 @@ def test_a_trial_begins_at_the_checkpoint_that_tune_names(
     stored: str | None, expected: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With `resume=auto` of the search too, which would take the trial's own in its place: PBT gives
-    it another trial's; in a store's file system its path is no folder here.
+    it another trial's; in a store's file system its path names nothing on this host.
     """
     (tmp_path / "3" / "started_from").mkdir(parents=True)
     exploited = expected and expected.format(run_dir=tmp_path / "3")
