@@ -76,7 +76,7 @@ CALLBACKS = lightning.CALLBACKS | each(
             " WandbLogger and more."
         ),
         "PrinterCallback ProgbarLogger ProgressCallback": "In its place: ProgressBar. One bar.",
-        "TerminateOnNaN": "In its place: Trainer(stop_on_nonfinite=...). On by default.",
+        "TerminateOnNaN": "In its place: Trainer(stop_on_nonfinite=True). Without it one line says so.",
         "TrainerCallback": "In its place: Callback. Override its hooks.",
         "RayTrainReportCallback": "In its place: RayReport. Values and a checkpoint, by all ranks.",
         "TuneReportCallback TuneReportCheckpointCallback": (
@@ -100,7 +100,7 @@ TRAINER = lightning.TRAINER | each(
         "profiler": "In its place: trainer.callbacks. A profiler is one of them.",
         "push_to_hub save_model": (
             "In its place: export. `python -m trainkit export run_dir=... format=huggingface`"
-            " writes a folder that `huggingface-cli upload` takes."
+            " writes a folder that `hf upload` takes."
         ),
         "train": "In its place: Trainer.fit. It takes the Task and its data.",
     }
@@ -210,7 +210,9 @@ EARLY_STOPPING = each(
 
 MODEL_CHECKPOINT = each(
     {
-        "save_best_only": "In its place: save_top_k=1. With `monitor`, the best one is saved.",
+        "save_best_only": (
+            "In its place: monitor and save_last=False. By default the newest is saved too."
+        ),
         "save_freq": "In its place: every_n_epochs, or every_n_train_steps.",
         "save_steps": "In its place: every_n_train_steps.",
         "save_total_limit": "In its place: save_top_k.",

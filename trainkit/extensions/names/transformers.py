@@ -9,7 +9,10 @@ from trainkit.extensions.names.lightning import each
 TRAINING_ARGUMENTS = each(
     {
         "output_dir": "In its place: run_dir.",
-        "num_train_epochs max_steps": "In its place: trainer.max_epochs, trainer.max_steps.",
+        "num_train_epochs max_steps": (
+            "In its place: trainer.max_epochs, trainer.max_steps. What is reached first ends the"
+            " run; for steps alone trainer.max_epochs=null."
+        ),
         "per_device_train_batch_size per_device_eval_batch_size": (
             "In its place: data.batch_size. One rank's microbatch."
         ),
@@ -47,7 +50,7 @@ TRAINING_ARGUMENTS = each(
         ),
         "average_tokens_across_devices": (
             "In its place: Task.batch_weight. As of `conf=hf_causal_lm`; it counts the tokens that"
-            " are predicted, there each text's first counts too."
+            " are predicted."
         ),
         "torch_compile": "In its place: trainer.compile.",
         "eval_strategy eval_steps": (
@@ -96,7 +99,7 @@ TRAINING_ARGUMENTS = each(
             "In its place: trainer.halve_batch_on_oom. The global batch stays as it is."
         ),
         "neftune_noise_alpha push_to_hub": (
-            "`pretrained/` is a folder that `huggingface-cli upload` takes."
+            "`pretrained/` is a folder that `hf upload` takes."
         ),
     }
 )
