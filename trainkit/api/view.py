@@ -45,6 +45,7 @@ Role = Literal[
     "progress_bar",
     "shares",
     "step_clock",
+    "weight_average",
 ]
 
 

@@ -17,6 +17,7 @@ from trainkit.optim.averaging import WeightAverage
 class WeightAveraging(Callback):
     """One average, created by each fit, and its state in a checkpoint."""
 
+    role = "weight_average"
     needs_of_engine = frozenset({"weights", "equal_weights"})
     use_buffers = False
 

@@ -21,7 +21,6 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ConstantLR
 
 from trainkit.api.view import RunView
-from trainkit.callbacks.weight_averaging import WeightAveraging
 from trainkit.checkpoint.contents import TRAINED, Part
 from trainkit.engine.pieces import fill
 from trainkit.errors import ConfigError
@@ -111,7 +110,7 @@ def _check(run: RunView, optimizers: Sequence[Any]) -> None:
     """
     name = type(optimizers[0]).__name__
     for callback in run.callbacks:
-        if isinstance(callback, WeightAveraging):
+        if callback.role == "weight_average":
             raise ConfigError(
                 f"The optimizer is {name}, which puts its own averages into the model (eval()), and"
                 f" so would {type(callback).__name__}. Leave one of them out."
