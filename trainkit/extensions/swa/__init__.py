@@ -1,8 +1,10 @@
 """callbacks=ema, swa: averages of the weights (docs/optimizers.md).
 
-ema.py              EMA, which each update moves
-callback.py         StochasticWeightAveraging, of the ends of the last epochs
-norm_statistics.py  batch norm's means and variances for the averaged weights
+ema.py               EMA, which each update moves
+callback.py          StochasticWeightAveraging, of the ends of the last epochs
+weight_averaging.py  what both share: one average a fit, shown and hidden, in checkpoints
+averaging.py         the average itself
+norm_statistics.py   batch norm's means and variances for the averaged weights
 """
 
 from trainkit.extension import Extension

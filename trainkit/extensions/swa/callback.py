@@ -20,10 +20,10 @@ from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.arguments import IntOrFraction, NonNegativeInt, PositiveFloat, checked
 from trainkit.callbacks.checkpoint import checkpoint_policies
-from trainkit.callbacks.weight_averaging import WeightAveraging
 from trainkit.console import info, warning
 from trainkit.errors import ConfigError
 from trainkit.extensions.swa.norm_statistics import recompute_norm_statistics
+from trainkit.extensions.swa.weight_averaging import WeightAveraging
 
 
 @checked

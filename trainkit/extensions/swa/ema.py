@@ -15,9 +15,9 @@ from typing import Any
 from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.arguments import Fraction, NonNegativeInt, PositiveInt, checked
-from trainkit.callbacks.weight_averaging import WeightAveraging
 from trainkit.console import info
 from trainkit.errors import ConfigError
+from trainkit.extensions.swa.weight_averaging import WeightAveraging
 
 
 @checked

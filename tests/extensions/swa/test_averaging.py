@@ -8,7 +8,7 @@ from torch import nn
 
 from trainkit.device.sync_guard import SyncGuard
 from trainkit.errors import CheckpointError
-from trainkit.optim.averaging import WeightAverage
+from trainkit.extensions.swa.averaging import WeightAverage
 
 
 def set_to(model: nn.Module, value: float) -> None:

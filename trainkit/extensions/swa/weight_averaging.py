@@ -11,7 +11,7 @@ from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.engine.pieces import filling
 from trainkit.errors import ConfigError
-from trainkit.optim.averaging import WeightAverage
+from trainkit.extensions.swa.averaging import WeightAverage
 
 
 class WeightAveraging(Callback):
