@@ -92,9 +92,9 @@ def _print_help(command: str) -> None:
         names = sorted({p.stem for folder in folders for p in (folder / group).glob("*.yaml")})
         print(f"  {group:<15}{', '.join(names)}")
     print("\nSettings of the Trainer:\n")
+    elsewhere = importlib.import_module("trainkit.config.schema").ELSEWHERE
     for argument in documentation.arguments_of("trainkit.trainer.Trainer"):
-        # groups, and keys at the top
-        if argument.name not in ("callbacks", "engine", "logger", "run_dir", "seed"):
+        if argument.name not in elsewhere:
             print(f"  trainer.{argument.name}={argument.default}   {argument.kind}")
             print(textwrap.indent(textwrap.fill(argument.text, 100), " " * 6))
     print(f"\nPrint all settings of a config: python -m trainkit {command} conf=NAME --cfg job")

@@ -188,7 +188,8 @@ def likely_choices(
         for group, choice, is_override in lines_of(config, folders):
             if is_override or group not in chosen:
                 chosen[group.removeprefix("/")] = choice
-    return chosen | typed
+    left_out = [override[1:].partition("=")[0] for override in overrides if override[0] == "~"]
+    return {group: name for group, name in (chosen | typed).items() if group not in left_out}
 
 
 def _with_sections(config: DictConfig, file: Path) -> DictConfig:

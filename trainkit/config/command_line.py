@@ -26,9 +26,20 @@ from trainkit.extension import advice
 _FLAGS = ("cfg", "package", "info")
 _SWITCHES = ("help", "resolve", "multirun")
 _SHORT = ("h", "c", "p", "m", "i")
+_WITH_VALUE = (*_FLAGS, "c", "p", "i")
+_PRINTS = ("cfg", "c", "info", "i")  # and the two that say how
+_SHAPES = ("package", "p", "resolve")
 _NO_FOLDER = (
     "'{}' is not a flag: configs are the files of conf/ in the current folder, and the shipped"
     " ones. Select one: conf=NAME"
+)
+_TWO_CONFIGS = (
+    "conf is given twice, '{0}' and '{1}'. To join configs write one in conf/ whose first line is"
+    " `defaults: [{0}, {1}, _self_]`, or make one of them an experiment: experiment=NAME."
+)
+_NOTHING_PRINTED = (
+    "{0} says how a config is printed, and nothing asks to print it. Add --cfg job, as --cfg job"
+    " --package trainer."
 )
 _NO_NAME = "{0} is {1}, and {0} {2}. A single value is set as {3}{4}"
 _LEFT_OUT = "; ~{0} leaves it out, if nothing in the config refers to it as ${{{0}}}"
@@ -63,8 +74,12 @@ def split(arguments: Sequence[str]) -> tuple[str | None, list[str], list[str]]:
     conf = None
     overrides = []
     flags = []
-    for argument, following in zip(arguments, [*arguments[1:], ""], strict=False):
+    for before, argument, following in zip(
+        ["", *arguments], arguments, [*arguments[1:], ""], strict=False
+    ):
         if argument.startswith("conf="):
+            if conf is not None:
+                raise ConfigError(_TWO_CONFIGS.format(conf, argument.removeprefix("conf=")))
             conf = argument.removeprefix("conf=")
         elif argument.startswith("-"):
             name, sign, value = argument.lstrip("-").partition("=")
@@ -75,8 +90,8 @@ def split(arguments: Sequence[str]) -> tuple[str | None, list[str], list[str]]:
             0
         ]:
             overrides.append(_readable(argument))
-        elif flags:
-            flags.append(argument)  # a flag's value, as in `--cfg job`
+        elif before.startswith("-") and before.lstrip("-") in _WITH_VALUE:
+            flags.append(argument)  # as in `--cfg job`
         elif argument in list_confs(conf_folders(Path.cwd())):
             raise ConfigError(f"'{argument}' is a config; select it with conf={argument}.")
         else:
@@ -87,6 +102,10 @@ def split(arguments: Sequence[str]) -> tuple[str | None, list[str], list[str]]:
                 f" trainer.max_epochs=3.\nConfigs are selected with conf=NAME: {', '.join(confs)}."
                 f"{near}"
             )
+    names = [flag.partition("=")[0].lstrip("-") for flag in flags if flag.startswith("-")]
+    shaping = next((name for name in names if name in _SHAPES), None)
+    if shaping is not None and not set(_PRINTS).intersection(names):
+        raise ConfigError(_NOTHING_PRINTED.format(shaping))
     return conf, overrides, flags
 
 

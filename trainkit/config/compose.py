@@ -57,6 +57,11 @@ from trainkit.config.sweep import (
     show_as_typed,
     sweep_settings,
 )
+from trainkit.config.typed import (
+    refuse_a_new_folder,
+    refuse_trust_in_files,
+    refuse_unread_vars,
+)
 from trainkit.config.users_code import named_by_user
 from trainkit.config.yaml_file import explain_file
 from trainkit.console import plural
@@ -196,7 +201,7 @@ def _run(
     jobs = _jobs(start, overrides, is_basic(hydra_node["sweeper"]))
     for checked in jobs:
         composed = compose(primary.folder, primary.name, [*own, *checked])
-        check_hydra(composed, primary.folder, [*own, *filter(is_of_hydra, checked)])
+        check_hydra(composed, primary, [*own, *filter(is_of_hydra, checked)])
         if not start.flags or start.is_multirun:
             job = _job(start.command, composed, overrides, primary, _STARTED)
         if job is not None and start.is_multirun:
@@ -216,11 +221,27 @@ def _run(
                 start, start.scratch, [*own, *overrides], lambda config: work(make_job(config))
             )
     elif start.is_main:
+        refusal = _refusal(start, composed, overrides) if {"job", "all"} & set(start.flags) else ""
         printed = io.StringIO()
         choices = composed.hydra.runtime.choices
         with contextlib.redirect_stdout(printed), without_environment(), in_force(choices):
             _run_hydra(start, start.scratch, [*own, *overrides], lambda config: None)
         print(masked_lines(printed.getvalue().replace("\\${", "${")), end="", flush=True)
+        print(refusal, end="", file=sys.stderr)
+
+
+def _refusal(start: _Start, composed: DictConfig, overrides: Sequence[str]) -> str:
+    """Return a line: why the command would refuse a config that is only printed; "" if it would
+    not.
+    """
+    try:
+        try:
+            _job(start.command, composed, overrides, start.primary, _STARTED)
+        except (HydraException, OmegaConfBaseException) as error:
+            explain(error)
+    except ConfigError as error:
+        return f"[{start.command}] this config would be refused: {error}\n"
+    return ""
 
 
 def _jobs(start: _Start, overrides: Sequence[str], is_grid: bool) -> list[list[str]]:
@@ -231,7 +252,7 @@ def _jobs(start: _Start, overrides: Sequence[str], is_grid: bool) -> list[list[s
             " out."
         )
     for typed in filter(is_of_hydra, overrides):
-        if typed.startswith(_FOLDERS):
+        if typed.lstrip("+").startswith(_FOLDERS):
             raise ConfigError(
                 f"{typed} has no effect: the folder of a run, and of several with -m, is"
                 " run_dir=FOLDER, where its config is written too."
@@ -339,7 +360,8 @@ def _job(
         "run_dir",
         f"runs/{plain['conf']}/{job_started() or time.strftime('%Y-%m-%d_%H-%M-%S', started)}",
     )
-    _refuse_trust_in_files(plain.get("trust") or [], overrides)
+    refuse_trust_in_files(plain.get("trust") or [], overrides)
+    refuse_unread_vars(plain.get("vars") or {}, text, overrides)
     hydra_config = HydraConfig.get()
     if hydra_config.mode is not None and hydra_config.mode.name == "MULTIRUN":
         of_run = f"{plain['run_dir']}/checkpoints/{plain.get('ckpt_path')}"
@@ -351,7 +373,7 @@ def _job(
             plain["ckpt_path"] = of_run
         plain["run_dir"] = f"{plain['run_dir']}/{hydra_config.job.num}"
         overrides = list(hydra_config.overrides.task)
-    _refuse_a_new_folder(plain, own)
+    refuse_a_new_folder(plain, str(plain_of(own).get("run_dir", "${now:}")))
     refuse_masks(plain)
     unused = [key for key in ("optimizer", "lr") if plain.get(key) and f"${{{key}" not in text]
     launcher = (
@@ -374,25 +396,3 @@ def _job(
     plain |= {"launcher": launcher} if launcher else {}
     notes = changes(primary.saved, recorded.config)
     return ComposedJob(command, plain, of_hydra, notes, recorded)
-
-
-def _refuse_a_new_folder(plain: dict[str, Any], config: DictConfig) -> None:
-    """Refuse `resume=auto` in a folder named after the time: it would never find anything."""
-    run_dir = str(plain_of(config).get("run_dir", "${now:}"))
-    if plain.get("resume") == "auto" and "${now:" in run_dir:
-        raise ConfigError(
-            "resume is 'auto', but each start has a new folder (run_dir holds the time): there"
-            " would never be anything to resume from. Give the run's folder:"
-            f" run_dir=runs/{plain['conf']}/mine"
-        )
-
-
-def _refuse_trust_in_files(trust: Sequence[str], overrides: Sequence[str]) -> None:
-    """Refuse `trust` in a config file:
-    it extends the allow-list, so only the command line may set it.
-    """
-    if trust and not any(override.lstrip("+").startswith("trust=") for override in overrides):
-        raise ConfigError(
-            f"trust is {list(trust)} in a config file; it may only be given on the command line:"
-            " trust=[...]."
-        )

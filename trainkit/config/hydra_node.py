@@ -19,8 +19,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from trainkit.config.choices import choices_of, in_force, likely_choices, register
+from trainkit.config.of_run import Primary, read_config
 from trainkit.config.resources import conf_folders
 from trainkit.errors import ConfigError
+
+_PARTS = ("callbacks", "launcher", "sweeper", "job_logging", "hydra_logging")  # built by Hydra
 
 
 def compose(folder: Path, name: str | None, overrides: list[str]) -> DictConfig:
@@ -85,16 +88,16 @@ def plain_hydra(folder: Path, typed: list[str]) -> dict[str, Any]:
 _plain: dict[tuple[str, ...], dict[str, Any]] = {}
 
 
-def check_hydra(config: DictConfig, folder: Path, typed: list[str]) -> None:
-    """Refuse a config file that changes the objects that Hydra itself builds and runs; `config` is
-    the last one that was composed.
+def check_hydra(config: DictConfig, primary: Primary, typed: list[str]) -> None:
+    """Refuse a config file that changes the objects that Hydra itself builds and runs, or has
+    settings of Hydra's without effect here; `config` is the last one that was composed.
 
     Hydra builds its launcher, sweeper, callbacks and logging from the config, of any class, before
     any check. They must be those of an empty config, except for overrides on the command line.
     """
     parts = _hydra_parts(config)
     running = HydraConfig.instance().cfg
-    plain = plain_hydra(folder, typed)
+    plain = plain_hydra(primary.folder, typed)
     HydraConfig.instance().cfg = running
     for key, value in parts.items():
         if value != plain[key]:
@@ -104,6 +107,19 @@ def check_hydra(config: DictConfig, folder: Path, typed: list[str]) -> None:
                 f" command line: {f'hydra.{key}=VALUE' if '.' in key else nodes}."
             )
     _refuse_stand_ins(config, typed)
+    _refuse_without_effect(primary)
+
+
+def _refuse_without_effect(primary: Primary) -> None:
+    """Refuse what a config's own file sets of Hydra's, and only trainkit decides."""
+    files = [at / f"{primary.name}.yaml" for at in (primary.folder, *conf_folders(Path.cwd()))]
+    file = next(filter(Path.is_file, files))
+    for key in read_config(file).get("hydra") or ():
+        if key not in ("searchpath", *_PARTS):
+            raise ConfigError(
+                f"{file} sets hydra.{key}, which has no effect: the folder of a run, and of several"
+                " with -m, is run_dir=FOLDER. Leave it out."
+            )
 
 
 def _refuse_stand_ins(config: DictConfig, typed: list[str]) -> None:
@@ -131,10 +147,7 @@ def _hydra_parts(config: DictConfig) -> dict[str, Any]:
         config: the last one that was composed, which `${hydra:...}` reads.
     """
     node = config.hydra
-    parts = {
-        key: node[key]
-        for key in ("callbacks", "launcher", "sweeper", "job_logging", "hydra_logging")
-    }
+    parts = {key: node[key] for key in _PARTS}
     parts |= {f"job.{key}": node.job[key] for key in ("env_set", "env_copy", "chdir")}
     return {
         key: OmegaConf.to_container(part, resolve=True) if OmegaConf.is_config(part) else part

@@ -46,7 +46,7 @@ ONE_OBJECT = ("launcher", "engine", "communication", "data", "optimizer", "lr", 
 SEVERAL_OBJECTS = ("callbacks", "logger")
 KEYS = (*PLAIN_KEYS, *ONE_OBJECT, *SEVERAL_OBJECTS, "trainer")
 # Arguments of the Trainer that have their own place in a config.
-_ELSEWHERE = {
+ELSEWHERE = {
     "callbacks": "callbacks are a group of their own: callbacks=...",
     "engine": "the engine is a group of its own: engine=auto|single|horovod|ddp|fsdp|deepspeed.",
     "communication": (
@@ -223,9 +223,9 @@ def _check_trainer(node: Any, command: str) -> None:
     if not isinstance(node, dict):
         raise ConfigError("trainer is missing; it must be a mapping of the Trainer's arguments.")
     signature = read_signature("trainkit.trainer.Trainer", "trainer")
-    own = {name: p for name, p in signature.parameters.items() if name not in _ELSEWHERE}
+    own = {name: p for name, p in signature.parameters.items() if name not in ELSEWHERE}
     own["accelerator"] = _ACCELERATOR  # Lightning's; a script's Trainer takes it too
-    _check_arguments(node, "trainer", Signature(own), TRAINER_ARGUMENTS | _ELSEWHERE)
+    _check_arguments(node, "trainer", Signature(own), TRAINER_ARGUMENTS | ELSEWHERE)
     ends = (
         *(node.get(name) for name in ("max_epochs", "max_steps", "max_time")),
         node.get("fast_dev_run") or None,

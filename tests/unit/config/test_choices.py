@@ -57,6 +57,13 @@ def test_a_section_holds_for_its_choice(conf: Path) -> None:
     assert configs("conf=own", "lr=cosine")[0]["lr"].keys() == names
 
 
+def test_a_choice_that_is_taken_back_has_no_section(conf: Path) -> None:
+    """`~lr` leaves the schedule out, with the numbers that the config has for it."""
+    for word in ("~lr", "~lr=step"):
+        (config,) = configs("conf=own", word, "task.lr=null")
+        assert config.get("lr") is None
+
+
 def test_another_key_may_follow_a_choice(conf: Path) -> None:
     """The rule by which AdamW's rate follows the batch is not SGD's."""
     scaling = [

@@ -140,6 +140,17 @@ def test_a_group_that_nothing_uses_is_an_error(
     assert job.config["task"]["_target_"] == "plain_task.Plain"
 
 
+def test_cfg_says_what_the_command_would_refuse(capsys: pytest.CaptureFixture[str]) -> None:
+    """A mistyped key is printed as it is composed, with the sentence of a fit beside it."""
+    assert jobs_of("conf=mlp", "--cfg", "job", "trainer.max_epoch=3", "--package", "trainer") == []
+    printed = capsys.readouterr()
+    assert "max_epoch: 3" in printed.out
+    assert "would be refused: trainer.max_epoch is not a setting" in printed.err
+    assert "Did you mean 'max_epochs'?" in printed.err
+    assert jobs_of("conf=mlp", "--cfg", "job", "trainer.max_epochs=3") == []
+    assert capsys.readouterr().err == ""
+
+
 def test_cfg_prints_the_config_and_runs_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     """--cfg job prints the composed config, as Hydra does."""
     assert jobs_of("conf=resnet50", "--cfg", "job", "trainer.max_epochs=3") == []

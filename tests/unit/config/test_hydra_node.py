@@ -50,6 +50,27 @@ def test_a_config_file_may_not_set_what_hydra_runs(
     assert [p.name for p in tmp_path.iterdir()] == ["conf"]
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["run: {dir: x}", "sweep: {dir: x}", "output_subdir: x", "mode: MULTIRUN", "verbose: true"],
+)
+@pytest.mark.parametrize("flags", [[], ["-m"], ["--cfg", "job"]])
+def test_a_setting_of_hydra_without_effect_is_refused(
+    text: str,
+    flags: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A config's file names neither folders nor the mode: run_dir and -m do."""
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "own.yaml").write_text(f"{HEAD}hydra: {{{text}}}\n")
+    monkeypatch.chdir(tmp_path)
+    assert main("fit", ["conf=own", *flags]) == 2
+    key = text.partition(":")[0]
+    assert f"own.yaml sets hydra.{key}, which has no effect" in capsys.readouterr().err
+
+
 def test_a_choice_of_a_sweep_is_looked_at_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -98,8 +98,6 @@ TRAINING_ARGUMENTS = each(
         "auto_find_batch_size": (
             "In its place: trainer.halve_batch_on_oom. The global batch stays as it is."
         ),
-        "neftune_noise_alpha push_to_hub": (
-            "`pretrained/` is a folder that `hf upload` takes."
-        ),
+        "neftune_noise_alpha push_to_hub": ("`pretrained/` is a folder that `hf upload` takes."),
     }
 )
