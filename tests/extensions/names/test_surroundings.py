@@ -18,6 +18,10 @@ ASKED = {
     "ACCELERATE_MIXED_PRECISION": "bf16",
     "ACCELERATE_DYNAMO_BACKEND": "INDUCTOR",
     "ACCELERATE_USE_FSDP": "true",
+    "ACCELERATE_USE_MEGATRON_LM": "true",
+    "ACCELERATE_USE_PARALLELISM_CONFIG": "true",
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4",
+    "ACCELERATE_GRADIENT_CLIPPING": "0.5",
 }
 
 
@@ -34,13 +38,21 @@ def test_what_accelerate_launch_asks_for_is_named(
     assert ". Set " in line
 
 
+@pytest.mark.parametrize("accumulated", ["1", "2"])
 def test_what_is_set_here_too_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    accumulated: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Equal settings, and those of accelerate's defaults."""
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
     monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "NO")
-    quiet(tmp_path, max_steps=1, precision="bf16-mixed").fit(Line(), loader())
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "True")  # as its launcher writes it
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", accumulated)
+    monkeypatch.setenv("ACCELERATE_GRADIENT_CLIPPING", "auto")  # of DeepSpeed's own file
+    settings = {"precision": "bf16-mixed", "accumulate_grad_batches": 2}
+    quiet(tmp_path, max_steps=1, **settings).fit(Line(), loader())
     assert "accelerate" not in capsys.readouterr().out
 
 

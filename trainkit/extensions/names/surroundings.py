@@ -15,6 +15,7 @@ from torch import nn
 from torch.optim import SGD, Optimizer
 
 from trainkit.api.view import RunView
+from trainkit.arguments import show
 
 _PRECISIONS = {"no": "32-true", "fp16": "16-mixed", "bf16": "bf16-mixed", "fp8": "fp8-mixed"}
 
@@ -32,8 +33,26 @@ def unread(run: RunView) -> Iterator[str]:
     if os.environ.get("ACCELERATE_DYNAMO_BACKEND", "NO").upper() != "NO" and not numerics.compile:
         yield _unread("dynamo_config", "trainer.compile is false", "Set trainer.compile=true")
     for name in ("fsdp", "deepspeed"):
-        if os.environ.get(f"ACCELERATE_USE_{name.upper()}") == "true" and engine != name:
+        if _is_asked(name) and engine != name:
             yield _unread(f"{name}_config", f"the engine is {engine}", f"Set engine={name}")
+    if _is_asked("cpu") and run.engine.device.type != "cpu":
+        yield _unread("use_cpu", f"the device is {run.engine.device}", "Set engine.device=cpu")
+    for name in ("megatron_lm", "parallelism_config"):
+        if _is_asked(name) and engine != "fsdp":
+            remedy = "Set engine=fsdp, with engine.tensor, context or pipeline"
+            yield _unread(name, f"the engine is {engine}", remedy)
+    for variable, default, key, value in (
+        ("ACCUMULATION_STEPS", 1, "trainer.accumulate_grad_batches", run.batch_plan.accumulate),
+        ("CLIPPING", 0, "trainer.gradient_clip_val", numerics.gradient_clip_val or 0),
+    ):
+        text = os.environ.get(f"ACCELERATE_GRADIENT_{variable}", "")
+        if text.replace(".", "", 1).isdigit() and float(text) not in (default, value):
+            setting = f"gradient_{variable.lower()}={text}"
+            yield _unread(setting, f"{key} is {show(value or None)}", f"Set {key}={text}")
+
+
+def _is_asked(name: str) -> bool:
+    return os.environ.get(f"ACCELERATE_USE_{name.upper()}", "").lower() == "true"
 
 
 def _unread(what: str, here: str, remedy: str) -> str:
