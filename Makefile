@@ -28,7 +28,8 @@ endif
 train: announce $(READY)
 	@start=$$(date +%s); \
 	. $(BIN)/activate && horovodrun -np $(RANKS) python -m trainkit fit conf=resnet50 $(ARGS) || exit $$?; \
-	echo "training took $$(( $$(date +%s) - start )) s; set-up took $$(cat $(READY)) s when it was made"
+	echo "training took $$(( $$(date +%s) - start )) s; set-up took $$(cat $(READY)) s when it was made"; \
+	echo "for commands of your own: . $(BIN)/activate"
 
 # Printed first, while there is nothing else to see; the times are measured (README, Figures).
 announce:
