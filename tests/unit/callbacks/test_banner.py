@@ -240,15 +240,19 @@ def test_a_cosine_that_is_shorter_than_the_run_is_said(
 def test_steps_that_a_run_does_not_reach_are_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], every: int
 ) -> None:
-    """Of checkpoints, and of exact steps before an approximation."""
+    """Of the run itself, of checkpoints, and of exact steps before an approximation."""
     settings: dict[str, Any] = {
         "callbacks": ModelCheckpoint(every_n_train_steps=every),
         "communication": PowerSGD(start_after_steps=every - 1),
         "enable_model_summary": True,
     }
-    quiet(tmp_path, max_steps=12, **settings).fit(Line(), loader())
+    quiet(tmp_path, max_epochs=2, max_steps=every, **settings).fit(Line(), loader())
     said = " ".join(capsys.readouterr().out.split())
-    for name in ("ModelCheckpoint.every_n_train_steps", "communication.start_after_steps"):
+    for name in (
+        "max_steps",
+        "ModelCheckpoint.every_n_train_steps",
+        "communication.start_after_steps",
+    ):
         assert (f"{name} is not reached: the run has 12 steps" in said) == (every == 13)
 
 
