@@ -16,7 +16,7 @@ import torch
 from tests.helpers.threads import ThreadEngine, World
 from tests.helpers.toy import Line, Net, loader, quiet, weights
 from trainkit.api.callback import Callback
-from trainkit.callbacks import PyTorchProfiler, SimpleProfiler, Timeline
+from trainkit.callbacks import AdvancedProfiler, PyTorchProfiler, SimpleProfiler, Timeline
 from trainkit.errors import ConfigError
 from trainkit.extensions.profilers import callbacks as profiler_module
 from trainkit.extensions.profilers.callbacks import STEP
@@ -57,6 +57,23 @@ class Slow(Callback):
     ) -> None:
         """Take 5 ms."""
         time.sleep(0.005)
+
+
+class Everything(Line):
+    """A task of all entry points, with a hook at each batch."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.training_step(batch, batch_idx)
+
+    test_step = validation_step
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        return batch[0]
+
+    def on_validation_batch_end(self, *batch: Any) -> None:
+        """Do nothing."""
+
+    on_test_batch_end = on_predict_batch_end = on_validation_batch_end
 
 
 class Hooked(Line):
@@ -103,13 +120,60 @@ def test_the_table_is_there_after_an_error_too(tmp_path: Path) -> None:
     assert "backward" in (tmp_path / "reports" / "profile-simple.txt").read_text()
 
 
-@pytest.mark.parametrize("profiler", ["simple", "pytorch"])
-def test_a_profiled_run_is_the_same_run(tmp_path: Path, profiler: Any) -> None:
-    """A profiled run is bit-identical."""
-    looked, plain = Net(), Net()
-    quiet(tmp_path / "a", profiler=profiler, max_epochs=4).fit(looked, loader(16))
+class EndsEarly(Net):
+    """Ends each epoch by its hook."""
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+        """Return -1 at the third batch."""
+        return -1 if batch_idx == 2 else None
+
+
+@pytest.mark.parametrize("profiler", ["simple", "advanced", "pytorch"])
+@pytest.mark.parametrize("task", [Net, EndsEarly])
+def test_a_profiled_run_is_the_same_run(tmp_path: Path, profiler: Any, task: Any) -> None:
+    """A profiled run is bit-identical, also if a hook's result ends an epoch."""
+    looked, plain = task(), task()
+    trainer = quiet(tmp_path / "a", profiler=profiler, max_epochs=4)
+    trainer.fit(looked, loader(16))
     quiet(tmp_path / "b", max_epochs=4).fit(plain, loader(16))
     assert torch.equal(weights(looked), weights(plain))
+    assert trainer.global_step == (16 if task is Net else 8)
+
+
+@pytest.mark.parametrize("entry", ["validate", "test", "predict"])
+def test_an_evaluation_is_profiled_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], entry: str
+) -> None:
+    """Each profiler names its report after the entry point; a fit's own stays as it is."""
+    profilers = ("simple", "advanced", PyTorchProfiler(wait=1, warmup=1, active=2))
+    for profiler in profilers:
+        trainer = quiet(tmp_path, profiler=profiler)
+        getattr(trainer, entry)(Everything(), loader(23))
+    reports = {path.name for path in (tmp_path / "reports").iterdir()}
+    names = {f"profile-{name}-{entry}.txt" for name in ("simple", "advanced", "pytorch")}
+    assert reports == names | {f"profile-advanced-{entry}.prof"}
+    batch_end = {"validate": "validation"}.get(entry, entry)
+    assert (
+        f"on_{batch_end}_batch_end"
+        in (tmp_path / f"reports/profile-simple-{entry}.txt").read_text()
+    )
+    assert (tmp_path / f"profiler/{entry}-rank-0.json.gz").is_file()
+    assert "profile of 2 batches" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: SimpleProfiler(dirpath="x"), "profiler.dirpath: Leave it out: files are in"),
+        (lambda: SimpleProfiler("x", "y"), "Its arguments: none"),
+        (lambda: AdvancedProfiler(line_count_restriction=2), "In its place: row_limit"),
+        (lambda: PyTorchProfiler(export_to_chrome=False), "a trace of each rank"),
+    ],
+)
+def test_lightnings_arguments_are_explained(make: Any, said: str) -> None:
+    """The classes have its names, and files places of their own."""
+    with pytest.raises(ConfigError, match=said):
+        make()
 
 
 def test_torchs_profiler_writes_a_trace_and_a_table(

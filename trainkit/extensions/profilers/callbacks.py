@@ -1,4 +1,5 @@
-"""`trainer.profiler`: measures where the time of a fit goes and prints a table at its end.
+"""`trainer.profiler`: measures where the time of a fit, or of an evaluation, goes, and prints a table at
+its end.
 
 simple      each hook of each callback and of the Task, and the parts of a step, by the host's clock
 advanced    each Python function of the main thread, by cProfile
@@ -12,7 +13,7 @@ import pstats
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from rich.table import Table
 from torch.profiler import ProfilerActivity, profile, schedule
@@ -25,14 +26,18 @@ from trainkit.console import console_of, info, short, show_table, try_to_write
 from trainkit.errors import ConfigError
 
 _WIDTH = 118
-_FILE = "profile-simple.txt"
 _SHOWN = 25  # rows on the screen
+# Lightning's arguments
+_OF_FILES = "Leave it out: files are in <run_dir>/reports."
+_PLACES = {"dirpath": _OF_FILES, "filename": _OF_FILES}
+_TABLE = "Leave it out: <run_dir>/reports/profile-pytorch.txt has the operators, the longest first."
 STEP = ("waiting for data", "training_step", "backward", "reduce_gradients, clip", "optimizer.step")
 
 
+@checked
 class SimpleProfiler(Callback):
     """Times hooks and the parts of each step on rank 0; prints a table and writes
-    `<run_dir>/reports/profile-simple.txt`.
+    `<run_dir>/reports/profile-simple.txt`; of a test `profile-simple-test.txt`.
 
     The parts of a step are the times between its hooks, without the hooks. On a GPU the host runs
     ahead of the device: a part's time is that of queueing its work, and the device's time appears
@@ -42,6 +47,12 @@ class SimpleProfiler(Callback):
         seconds: (number of calls, seconds) by (owner, name).
     """
 
+    config_key = "callbacks.profiler"
+    explained_arguments: ClassVar = {
+        **_PLACES,
+        "extended": "Leave it out: the file has all rows, the screen the longest.",
+    }
+
     def __init__(self) -> None:
         self.seconds: dict[tuple[str, str], tuple[int, float]] = {}
         self._depth = 0
@@ -49,13 +60,13 @@ class SimpleProfiler(Callback):
         self._mark: tuple[float, float] | None = None
 
     def setup(self, trainer: RunView, task: Task, stage: str) -> None:
-        if stage == "fit":
-            self.seconds = {}
-            self._mark = None
-            self._is_timed = trainer.is_global_zero
-            self._began = time.perf_counter()
-            if self._is_timed:
-                trainer.hooks.wrap(self._around)
+        self.seconds = {}
+        self._mark = None
+        self._file = _named("simple", stage)
+        self._is_timed = trainer.is_global_zero
+        self._began = time.perf_counter()
+        if self._is_timed:
+            trainer.hooks.wrap(self._around)
 
     def on_train_step_start(self, trainer: RunView, task: Task) -> None:
         self._mark = (time.perf_counter(), self._in_hooks)
@@ -83,12 +94,12 @@ class SimpleProfiler(Callback):
         self._part(4)
 
     def teardown(self, trainer: RunView, task: Task, stage: str) -> None:
-        """Print the table and write the file, however the fit ends."""
-        if stage == "fit" and self.seconds:
+        """Print the table and write the file, however it ends."""
+        if self.seconds:
             total_s = time.perf_counter() - self._began
             show_table(self.table(total_s, _SHOWN))
             table = self.table(total_s)
-            path = trainer.run_dir / "reports" / _FILE
+            path = trainer.run_dir / "reports" / self._file
             try_to_write(lambda: _write(path, table), f"{path.name} could not be written")
 
     def table(self, total_s: float, most: int | None = None) -> Table:
@@ -106,7 +117,7 @@ class SimpleProfiler(Callback):
         if most is not None and len(rows) > most + 1:
             left = rows[most:]
             sums = sum(calls for _, (calls, _) in left), sum(seconds for _, (_, seconds) in left)
-            rows = [*rows[:most], (("", f"{len(left)} more (reports/{_FILE})"), sums)]
+            rows = [*rows[:most], (("", f"{len(left)} more (reports/{self._file})"), sums)]
         for (owner, name), (calls, seconds) in rows:
             share = f"{100 * seconds / max(total_s, 1e-9):.1f} %"
             table.add_row(
@@ -118,11 +129,11 @@ class SimpleProfiler(Callback):
         if owner == type(self).__name__:
             return method
 
-        def timed(*args: Any) -> None:
+        def timed(*args: Any) -> Any:
             self._depth += 1
             begun = time.perf_counter()
             try:
-                method(*args)
+                return method(*args)
             finally:
                 seconds = time.perf_counter() - begun
                 self._depth -= 1
@@ -150,10 +161,11 @@ class SimpleProfiler(Callback):
 
 @checked
 class AdvancedProfiler(Callback):
-    """Runs cProfile on rank 0's main thread during a fit.
+    """Runs cProfile on rank 0's main thread during a fit or an evaluation.
 
     It writes `<run_dir>/reports/profile-advanced.txt`, the functions that took most time with the
-    functions they call, and `profile-advanced.prof` beside it for viewers (snakeviz, gprof2dot).
+    functions they call, and `profile-advanced.prof` beside it for viewers (snakeviz, gprof2dot);
+    of a test `profile-advanced-test.txt`.
     Each call of a function takes about 1 us more. Work on a GPU appears where the host waits for
     it.
 
@@ -162,6 +174,11 @@ class AdvancedProfiler(Callback):
     """
 
     config_key = "callbacks.profiler"
+    explained_arguments: ClassVar = {
+        **_PLACES,
+        "line_count_restriction": "In its place: row_limit, a number of functions.",
+        "dump_stats": "Leave it out: the .prof file is written.",
+    }
 
     def __init__(self, row_limit: PositiveInt = 100) -> None:
         self.row_limit = row_limit
@@ -169,7 +186,7 @@ class AdvancedProfiler(Callback):
 
     def setup(self, trainer: RunView, task: Task, stage: str) -> None:
         """Start."""
-        if stage == "fit" and trainer.is_global_zero:
+        if trainer.is_global_zero:
             self._profile = cProfile.Profile()
             try:
                 self._profile.enable()
@@ -179,12 +196,12 @@ class AdvancedProfiler(Callback):
                 ) from error
 
     def teardown(self, trainer: RunView, task: Task, stage: str) -> None:
-        """Stop, and write, however the fit ends."""
+        """Stop, and write, however it ends."""
         profile = self._profile
         self._profile = None
         if profile is not None:
             profile.disable()
-            path = trainer.run_dir / "reports" / "profile-advanced.txt"
+            path = trainer.run_dir / "reports" / _named("advanced", stage)
             try_to_write(lambda: self._write(profile, path), f"{path.name} could not be written")
 
     def _write(self, profile: cProfile.Profile, path: Path) -> None:
@@ -197,11 +214,12 @@ class AdvancedProfiler(Callback):
 
 @checked
 class PyTorchProfiler(Callback):
-    """Runs torch.profiler over a few steps of each rank.
+    """Runs torch.profiler over a few steps of each rank; in an evaluation, over a few batches.
 
     It writes `<run_dir>/profiler/rank-N.json.gz`, a trace of each rank, and
-    `<run_dir>/reports/profile-pytorch.txt`, the operators that took most time on rank 0. Writing
-    takes seconds, and training waits for it once.
+    `<run_dir>/reports/profile-pytorch.txt`, the operators that took most time on rank 0; of a test
+    `test-rank-N.json.gz` and `profile-pytorch-test.txt`. Writing takes seconds, and training waits
+    for it once.
 
     Args:
         wait: steps before the profiler starts.
@@ -211,6 +229,13 @@ class PyTorchProfiler(Callback):
     """
 
     config_key = "callbacks.profiler"
+    explained_arguments: ClassVar = {
+        **_PLACES,
+        "schedule": "In its place: wait, warmup and active, in steps.",
+        "export_to_chrome": "Leave it out: <run_dir>/profiler has a trace of each rank.",
+        "on_trace_ready": "Leave it out: <run_dir>/profiler has a trace of each rank.",
+        **dict.fromkeys(("sort_by_key", "table_kwargs", "group_by_input_shapes"), _TABLE),
+    }
 
     def __init__(
         self,
@@ -227,6 +252,35 @@ class PyTorchProfiler(Callback):
         self._done = False
 
     def on_train_start(self, trainer: RunView, task: Task) -> None:
+        self._start(trainer)
+
+    def on_train_step_end(self, trainer: RunView, task: Task) -> None:
+        self._count()
+
+    def on_train_end(self, trainer: RunView, task: Task) -> None:
+        """Stop; report a run too short to record anything."""
+        self._end(trainer, "the run ended before step")
+
+    def on_validation_start(self, trainer: RunView, task: Task) -> None:
+        """Start, if it is no validation of a fit."""
+        if trainer.state.fn != "fit":
+            self._start(trainer)
+
+    def on_validation_batch_end(self, trainer: RunView, task: Task, *batch: Any) -> None:
+        """Count the batch."""
+        if trainer.state.fn != "fit":
+            self._count()
+
+    def on_validation_end(self, trainer: RunView, task: Task) -> None:
+        """Stop; report an evaluation too short to record anything."""
+        if trainer.state.fn != "fit":
+            self._end(trainer, "it ended before batch")
+
+    on_test_start = on_predict_start = on_validation_start
+    on_test_batch_end = on_predict_batch_end = on_validation_batch_end
+    on_test_end = on_predict_end = on_validation_end
+
+    def _start(self, trainer: RunView) -> None:
         self._done = False
         on_gpu = trainer.engine.device.type == "cuda"
         self._profile = profile(
@@ -237,19 +291,17 @@ class PyTorchProfiler(Callback):
         )
         self._profile.start()
 
-    def on_train_step_end(self, trainer: RunView, task: Task) -> None:
+    def _count(self) -> None:
         if self._profile is not None:
             self._profile.step()
             if self._done:
                 self._stop()
 
-    def on_train_end(self, trainer: RunView, task: Task) -> None:
-        """Stop; report a run too short to record anything."""
+    def _end(self, trainer: RunView, ended: str) -> None:
         self._stop()
         if not self._done:
-            needed = self.wait + self.warmup
             trainer.say(
-                f"profiler=pytorch: the run ended before step {needed + 1}, the first recorded one."
+                f"profiler=pytorch: {ended} {self.wait + self.warmup + 1}, the first recorded one."
                 " Lower wait."
             )
 
@@ -263,7 +315,9 @@ class PyTorchProfiler(Callback):
 
     def _write(self, trainer: RunView, ready: profile) -> None:
         self._done = True
-        trace = trainer.run_dir / "profiler" / f"rank-{trainer.global_rank}.json.gz"
+        stage = trainer.state.fn
+        name = f"rank-{trainer.global_rank}.json.gz"
+        trace = trainer.run_dir / "profiler" / (name if stage == "fit" else f"{stage}-{name}")
 
         def write() -> None:
             trace.parent.mkdir(exist_ok=True)
@@ -277,14 +331,21 @@ class PyTorchProfiler(Callback):
                 text = ready.key_averages().table(
                     sort_by=by, row_limit=self.row_limit, max_name_column_width=60
                 )
-                table = trainer.run_dir / "reports" / "profile-pytorch.txt"
+                table = trainer.run_dir / "reports" / _named("pytorch", stage)
                 table.parent.mkdir(exist_ok=True)
                 table.write_text(text)
+                counted = "steps" if stage == "fit" else "batches"
                 trainer.say(
-                    f"profile of {self.active} steps: {short(table)}; traces: {short(trace.parent)}"
+                    f"profile of {self.active} {counted}: {short(table)}; traces:"
+                    f" {short(trace.parent)}"
                 )
 
         try_to_write(write, "The profile could not be written")
+
+
+def _named(profiler: str, stage: str) -> str:
+    """Return the name of a stage's report."""
+    return f"profile-{profiler}.txt" if stage == "fit" else f"profile-{profiler}-{stage}.txt"
 
 
 def _write(path: Path, table: Table) -> None:
