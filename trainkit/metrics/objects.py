@@ -361,4 +361,4 @@ def _combine(parts: list[Any], reduction: Callable[[Any], Any] | None, device: t
         stacked = torch.stack(parts).to(device)
         return stacked if reduction is None else reduction(stacked)
     # a list of samples: compute() joins it
-    return [tensor.to(device) for part in parts for tensor in part]
+    return [to_device(item, device) for part in parts for item in part]

@@ -28,6 +28,23 @@ def samples(count: int = 50) -> tuple[Tensor, Tensor]:
     )
 
 
+class Masks(torchmetrics.Metric):
+    """Holds masks as MeanAveragePrecision(iou_type="segm") does: tuples of sizes and bytes."""
+
+    masks: list[tuple[tuple[int, int], bytes]]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("masks", default=[], dist_reduce_fx=None)
+
+    def update(self, scores: Tensor) -> None:
+        self.masks += [((1, 3), (row > 0.5).numpy().tobytes()) for row in scores]
+
+    def compute(self) -> Tensor:
+        """Return the mean number of pixels of a mask."""
+        return torch.tensor(sum(sum(pixels) for _, pixels in self.masks) / len(self.masks))
+
+
 # metric, and what of the samples it takes
 METRICS: dict[str, tuple[Callable[[], Any], Callable[[Tensor, Tensor], tuple[Tensor, ...]]]] = {
     "accuracy": (lambda: MulticlassAccuracy(3), lambda s, t: (s, t)),
@@ -39,6 +56,7 @@ METRICS: dict[str, tuple[Callable[[], Any], Callable[[Tensor, Tensor], tuple[Ten
     "pearson, with a reduction of its own": (tm.PearsonCorrCoef, lambda s, t: (s[:, 0], s[:, 1])),
     "mean": (tm.MeanMetric, lambda s, t: (s[:, 0], t + 1.0)),
     "max": (tm.MaxMetric, lambda s, t: (s,)),
+    "masks, which are no tensors": (Masks, lambda s, t: (s,)),
     "squared error": (tm.MeanSquaredError, lambda s, t: (s[:, 0], s[:, 1])),
 }
 
