@@ -126,14 +126,15 @@ def test_adapters_are_written_after_a_fit_in_python(tmp_path: Path) -> None:
     assert not torch.equal(model(x), Line()(x))
 
 
-def test_a_merged_form_is_of_a_checkpoint(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("form", "suffix"), [("huggingface", ""), ("safetensors", ".safetensors")])
+def test_a_merged_form_is_of_a_checkpoint(tmp_path: Path, form: Any, suffix: str) -> None:
     """The Task that trains keeps its adapters: its weights are not the merged ones."""
     lora = LoRA(["q_proj"], r=2)
     task = ChatModel(lambda groups: torch.optim.SGD(groups, 0.1))
     lora.change_layers(task, lambda function: function())
     task._layers_of = lora
-    with pytest.raises(TaskError, match="has adapters.*trainkit export"):
-        export(task, tmp_path / "out", "huggingface", TOKENS)
+    with pytest.raises(TaskError, match=f"has adapters.*trainkit export.*{form}"):
+        export(task, tmp_path / f"out{suffix}", form, TOKENS)
 
 
 def test_a_step_of_adapters_is_replayed(

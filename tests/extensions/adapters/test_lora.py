@@ -128,6 +128,41 @@ def test_a_checkpoint_holds_the_adapters_and_their_optimizers_state(tmp_path: Pa
             assert torch.equal(value, before[name.replace("base_layer.", "")]), name
 
 
+class Centred(Seen):
+    """Subtracts a running mean of its targets, which each step moves; as DINO's centre."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("center", torch.zeros(1))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        inputs, targets = batch
+        self.center.mul_(0.9).add_(0.1 * targets.mean())
+        return super().training_step((inputs, targets - self.center), batch_idx)
+
+
+def test_a_buffer_that_steps_change_is_in_a_checkpoint(tmp_path: Path) -> None:
+    """A resumed run has its value, and so has an export; a checkpoint without it is read too."""
+
+    def fit(steps: int, ckpt_path: str | None = None) -> Centred:
+        torch.manual_seed(4)
+        callbacks = [adapters(), ModelCheckpoint(save_last=True)]
+        trainer = quiet(tmp_path, callbacks=callbacks, max_steps=steps)
+        trainer.fit(task := Centred(), loader(20), ckpt_path=ckpt_path)
+        return task
+
+    ended = fit(3)
+    assert ended.center != 0
+    checkpoint = tmp_path / "checkpoints" / "last"
+    assert torch.equal(read_state(checkpoint)["center"], ended.center)
+    assert torch.equal(fit(3, "last").center, ended.center)
+    state = ended.state_dict()
+    del state["center"]  # as of an earlier version
+    ended.load_state_dict(state)
+    with pytest.raises(RuntimeError, match="base_fingerprint"):
+        ended.load_state_dict({})
+
+
 def trained(folder: Path, task: Seen | None = None, **settings: Any) -> Path:
     """Train for a step; return the checkpoint."""
     callbacks = [adapters(**settings), ModelCheckpoint(save_last=True)]

@@ -28,15 +28,21 @@ def fingerprint_of(model: nn.Module) -> list[int]:
     return list(hashlib.sha256(repr((about, sums)).encode()).digest())
 
 
-def freeze_norms(model: nn.Module, trained: Iterable[nn.Module]) -> int:
-    """Let batch norms use their statistics, and not update them, but for trained ones;
-    return their number.
+def freeze_norms(model: nn.Module, trained: Iterable[nn.Module]) -> list[nn.Module]:
+    """Let batch norms use their statistics, and not update them, but for trained ones; return
+    them.
     """
     own = {*trained}
     norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m not in own]
     for norm in norms:
         norm.eval()
-    return len(norms)
+    return norms
+
+
+def moving_buffers(model: nn.Module, frozen: Iterable[nn.Module]) -> set[str]:
+    """Return the names of buffers that a step may change: all but those of frozen batch norms."""
+    still = {buffer for norm in frozen for buffer in norm.buffers(recurse=False)}
+    return {name for name, buffer in model.named_buffers() if buffer not in still}
 
 
 class AdaptersAlone:
@@ -45,10 +51,13 @@ class AdaptersAlone:
     Args:
         task: gets two hooks.
         names: of the tensors.
+        buffers: names of others that it holds, and need not get: checkpoints of earlier versions
+            lack them.
     """
 
-    def __init__(self, task: nn.Module, names: Iterable[str]) -> None:
+    def __init__(self, task: nn.Module, names: Iterable[str], buffers: Iterable[str]) -> None:
         self._names = frozenset(names)
+        self._held = self._names.union(buffers)
         self._hooks = (
             task.register_state_dict_post_hook(partial(self._leave_out)),  # type: ignore[no-untyped-call]
             task.register_load_state_dict_post_hook(partial(self._need_no_others)),  # type: ignore[no-untyped-call]
@@ -60,7 +69,7 @@ class AdaptersAlone:
             hook.remove()
 
     def _leave_out(self, task: nn.Module, state: dict[str, Any], prefix: str, about: Any) -> None:
-        for name in [key for key in state if key[len(prefix) :] not in self._names]:
+        for name in [key for key in state if key[len(prefix) :] not in self._held]:
             del state[name]
 
     def _need_no_others(self, task: nn.Module, incompatible: Any) -> None:

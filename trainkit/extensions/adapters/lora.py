@@ -24,6 +24,7 @@ from trainkit.extensions.adapters.base import (
     AdaptersAlone,
     fingerprint_of,
     freeze_norms,
+    moving_buffers,
 )
 from trainkit.extensions.adapters.quantized import quantized_layers
 from trainkit.extensions.adapters.targets import check_names, check_replaced
@@ -172,7 +173,8 @@ class LoRA(Callback):
                 parameter.requires_grad_(True)
             raise
         copies = dict(peft_models.copies_of(task))
-        self._num_norms = freeze_norms(task, copies.values())
+        norms = freeze_norms(task, copies.values())
+        self._num_norms = len(norms)
         task.register_buffer(FINGERPRINT, torch.tensor(self._fingerprint, dtype=torch.uint8))
         names = {name for name, parameter in task.named_parameters() if parameter.requires_grad}
         names |= {
@@ -180,7 +182,7 @@ class LoRA(Callback):
             for prefix, copy in copies.items()
             for name, _ in copy.named_buffers(recurse=False)
         }
-        self._state = AdaptersAlone(task, {*names, FINGERPRINT})
+        self._state = AdaptersAlone(task, {*names, FINGERPRINT}, moving_buffers(task, norms))
 
     def check_base(self, task: nn.Module) -> None:
         """Refuse adapters that were trained beside other weights.

@@ -16,7 +16,7 @@ from torch import Tensor
 from trainkit.api.task import Task
 from trainkit.checkpoint.weights import read_weights
 from trainkit.errors import TaskError
-from trainkit.extensions.exporting.weights import run_with
+from trainkit.extensions.exporting.weights import refuse_adapters, run_with
 
 
 def writer_of(task: Task) -> Callable[[Path], None]:
@@ -44,11 +44,7 @@ def write(task: Task, args: tuple[Tensor, ...], path: Path) -> bool:
         TaskError: the Task has no `export_huggingface`, or has adapters.
     """
     export = writer_of(task)
-    if task._layers_of is not None:
-        raise TaskError(
-            f"{type(task).__name__} has adapters, which are merged in an export of a checkpoint: python"
-            " -m trainkit export ckpt_path=last format=huggingface. format=peft writes them alone."
-        )
+    refuse_adapters(task, "huggingface")
     path.mkdir()
     export(path)
     return True

@@ -24,9 +24,10 @@ def write(task: Task, args: tuple[Tensor, ...], path: Path) -> bool:
     """Write the task's state_dict; return True: it fits any batch size.
 
     Raises:
-        TaskError: the state_dict is empty, or holds more than tensors.
+        TaskError: the state_dict is empty, or holds more than tensors; or the Task has adapters.
         OSError: the disk fails.
     """
+    refuse_adapters(task, "safetensors")
     state = task.state_dict()
     others = [name for name, value in state.items() if not isinstance(value, Tensor)]
     if others or not state:
@@ -39,6 +40,15 @@ def write(task: Task, args: tuple[Tensor, ...], path: Path) -> bool:
     # none may share memory
     write_safetensors(path, {name: tensor.clone() for name, tensor in tensors.items()}, aliases)
     return True
+
+
+def refuse_adapters(task: Task, form: str) -> None:
+    """Raise TaskError if a Task has adapters beside its weights: its state_dict holds them alone."""
+    if task._layers_of is not None:
+        raise TaskError(
+            f"{type(task).__name__} has adapters, which are merged in an export of a checkpoint: python"
+            f" -m trainkit export ckpt_path=last format={form}. format=peft writes them alone."
+        )
 
 
 def load(path: Path, task: Task, rebuilt: Task | None) -> Callable[..., Any]:
