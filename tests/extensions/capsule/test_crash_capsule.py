@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import errno
 import json
+import math
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from tests.helpers.by_hand import Pair
 from tests.helpers.toy import Line, Net, loader, quiet, rows, weights
 from trainkit.api.callback import Callback
 from trainkit.callbacks import CrashCapsule
@@ -22,6 +25,7 @@ from trainkit.engine.collectives import PeerError
 from trainkit.errors import ConfigError, DivergenceError
 from trainkit.extensions.capsule.batches import unpack
 from trainkit.extensions.capsule.folder import read
+from trainkit.extensions.capsule.replay import replay
 
 
 def poisoned(*indices: int, size: int = 24) -> TensorDataset:
@@ -324,3 +328,25 @@ def test_illegal_arguments_are_refused() -> None:
         ConfigError, match=r"callbacks\.capsule\.keep is 0; it must be a whole number, 1 or more"
     ):
         CrashCapsule(keep=0)
+
+
+class Boom(Pair):
+    """Fails after its updates of the third batch."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        super().training_step(batch, batch_idx)
+        if batch_idx == 2:
+            raise ValueError("boom")
+
+
+@pytest.mark.parametrize(("task", "step"), [(Pair([1.0, 1.0, 1.0, math.nan, 1.0]), 6), (Boom(), 4)])
+def test_a_batch_that_is_updated_by_hand_is_kept(task: Any, step: int, tmp_path: Path) -> None:
+    """By the number of updates before it, whatever they are within it; replay says why it cannot."""
+    capsule = CrashCapsule()
+    ending = pytest.raises(ValueError, match="boom") if step == 4 else nullcontext()
+    with ending:
+        quiet(tmp_path, callbacks=[capsule]).fit(task, loader(20))
+    folder = tmp_path / f"capsules/step={step}-rank=0"
+    assert capsule.written == [str(folder)]
+    with pytest.raises(ConfigError, match="automatic_optimization = False.*are in the capsule"):
+        replay(folder, Pair())

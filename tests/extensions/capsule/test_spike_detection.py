@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.helpers.by_hand import Pair
 from tests.helpers.toy import Line, Net, loader, quiet, rows, weights
 from trainkit.api.callback import Callback
 from trainkit.callbacks import CrashCapsule, SpikeDetection
@@ -59,6 +60,18 @@ def test_a_leap_is_reported_once_with_step_values_and_samples(
         == 1
     )
     assert out.count("spike") == 1
+
+
+def test_of_updates_by_hand_a_batch_has_one_loss(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two optimizers count two steps a batch; the spike's samples are those of its batch."""
+    spikes = SpikeDetection(stop=True, window=8, warmup=2, deviations=None)
+    trainer = quiet(tmp_path, callbacks=[spikes], log_every_n_steps=3)
+    trainer.fit(Pair([*FLAT, 9.0, 1.0, 1.0, 1.0]), loader(40))
+    assert spikes.spikes == [(12, 9.0, 1.0)]
+    assert "at step 12: 9, usually 1. Samples 24, 25, 26, 27" in capsys.readouterr().out
+    assert trainer.global_step == 18  # at the next of its log steps
 
 
 def test_of_spikes_in_a_row_the_first_is_reported(

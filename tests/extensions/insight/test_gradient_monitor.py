@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.helpers.by_hand import Pair
 from tests.helpers.logger_calls import Written
 from tests.helpers.toy import Line, Net, loader, quiet, weights
 from trainkit.api.callback import Callback
@@ -40,6 +41,15 @@ def run(
     settings = {"log_every_n_steps": 2, "assert_no_sync": True} | settings
     quiet(tmp_path, callbacks=[monitor, written, grads], **settings).fit(task, loader(16))
     return written, grads
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_of_updates_by_hand_norms_are_logged_by_batch(tmp_path: Path, every: int) -> None:
+    """Two optimizers count two steps a batch, and a log step is a batch's."""
+    task, written = Pair(), Written("grad_norm")
+    trainer = quiet(tmp_path, callbacks=[GradientMonitor(), written], log_every_n_steps=every)
+    trainer.fit(task, loader(16))
+    assert [step for step, _ in written.rows] == ([2, 4, 6, 8] if every == 1 else [4, 8])
 
 
 @pytest.mark.parametrize("norm_type", [2.0, 1.0, math.inf])

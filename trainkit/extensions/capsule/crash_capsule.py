@@ -126,11 +126,13 @@ class CrashCapsule(Callback):
         """Check the losses available so far:
         on the CPU this step's is, and the weights are still the step's.
         """
-        if optimizer is trainer.optimizers[0]:
-            self._losses.end_step(trainer.global_step)
+        if task.automatic_optimization and optimizer is trainer.optimizers[0]:
+            self._losses.end_step(self._ring[-1].step)
             self._look(trainer, task, self._losses.ready())
 
     def on_train_step_end(self, trainer: RunView, task: Task) -> None:
+        if not task.automatic_optimization:  # its updates may come before some of its losses
+            self._losses.end_step(self._ring[-1].step)
         self._look(trainer, task, self._losses.ready())
 
     def on_train_end(self, trainer: RunView, task: Task) -> None:
@@ -158,7 +160,8 @@ class CrashCapsule(Callback):
 
     def _keep_failed(self, trainer: RunView, exception: Exception) -> None:
         record = self._ring[-1] if self._ring else None
-        if record is None or record.step != trainer.global_step or not record.taken:
+        now = (trainer.state.current_epoch, trainer.state.step_in_epoch)
+        if record is None or (record.epoch, record.step_in_epoch) != now or not record.taken:
             return
         bad: list[float] = []
 

@@ -96,7 +96,7 @@ def replay(
 
     Raises:
         CheckpointError: the capsule is missing or damaged, or there are no weights for it.
-        ConfigError: an override is not legal.
+        ConfigError: an override is not legal, or the Task updates its weights itself.
     """
     stored = read(capsule)
     changes = dict(overrides or {})
@@ -110,6 +110,13 @@ def replay(
     watch = Watch(lambda number: set_random_state(taken[number]["random"]))
     if task is None:
         task = build_task(stored, changes, trust)
+    if not task.automatic_optimization:
+        raise ConfigError(
+            f"{type(task).__name__} has automatic_optimization = False: its training_step updates the"
+            " weights, and replay runs a forward and a backward without it. The batch, the weights"
+            f" and the random state are in the capsule: trainkit.extensions.capsule.folder.read"
+            f"('{capsule}') returns them."
+        )
     with tempfile.TemporaryDirectory() as folder:
         trainer = trainer_of(stored, changes.get("trainer") or {}, watch, folder)
         with opened(trainer, task, stored) as run:

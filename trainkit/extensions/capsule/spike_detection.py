@@ -20,6 +20,7 @@ from trainkit.extensions.capsule.async_losses import AsyncLosses
 from trainkit.extensions.capsule.crash_capsule import CrashCapsule, are_finite
 from trainkit.extensions.capsule.loss_baseline import LossBaseline
 from trainkit.extensions.capsule.step_record import samples_of
+from trainkit.extensions.insight.log_steps import is_log_step
 
 _SHOWN = 64  # maximum number of samples printed
 
@@ -107,7 +108,8 @@ class SpikeDetection(Callback):
         """Record a step's place, to find its samples later."""
         state = trainer.state
         self._losses(trainer).begin_step()
-        self._places[state.global_step] = (state.current_epoch, state.step_in_epoch)
+        self._step = state.global_step
+        self._places[self._step] = (state.current_epoch, state.step_in_epoch)
 
     def on_before_backward(self, trainer: RunView, task: Task, loss: Any) -> None:
         target = task._log_target
@@ -118,13 +120,16 @@ class SpikeDetection(Callback):
         """Check the losses that have arrived:
         on the CPU this step's, whose weights a capsule can still store.
         """
-        if optimizer is trainer.optimizers[0]:
-            self._losses(trainer).end_step(trainer.global_step)
+        if task.automatic_optimization and optimizer is trainer.optimizers[0]:
+            self._losses(trainer).end_step(self._step)
             self._look(trainer, self._losses(trainer).ready())
 
     def on_train_step_end(self, trainer: RunView, task: Task) -> None:
         """Stop if configured; at log steps all ranks exchange whether they found a spike."""
-        if self.stop and trainer.global_step % trainer.options.limits.log_every_n_steps == 0:
+        if not task.automatic_optimization:  # its updates may come before some of its losses
+            self._losses(trainer).end_step(self._step)
+            self._look(trainer, self._losses(trainer).ready())
+        if self.stop and is_log_step(trainer):
             self._look(trainer, self._losses(trainer).ready())
             if trainer.engine.comm.sum_number(int(bool(self._why_stop))):
                 reasons = [
