@@ -34,10 +34,10 @@ class CSVLogger(RowLogger):
                 # NUL bytes are left by a power failure
                 reader = csv.DictReader(line for line in file if "\0" not in line)
                 reader.fieldnames = [_name(text) for text in reader.fieldnames or self._columns]
-                self._rows = [
-                    dict(row) for row in reader if _is_whole(row) and self.sieve(int(row["step"]))
-                ]
-                self._columns = list(reader.fieldnames or self._columns)
+                rows = [dict(row) for row in reader if _is_whole(row)]
+            self._rows = [row for row in rows if self.sieve(int(row["step"]))]
+            if not self.was_of_another_run(len(rows), len(self._rows)):
+                self._columns = list(reader.fieldnames)
         self._rewrite()
 
     def write_metrics(self, metrics: dict[str, float], step: int, epoch: int) -> None:

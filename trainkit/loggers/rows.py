@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
@@ -13,6 +15,7 @@ import yaml  # type: ignore[import-untyped]
 from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.arguments import checked
+from trainkit.console import info, short
 from trainkit.loggers.base import Logger
 from trainkit.loggers.media_files import write_media
 from trainkit.loggers.place import LoggerPlace, Placed
@@ -69,6 +72,22 @@ class RowLogger(Placed, Logger):
 
     def log_media(self, media: Media, step: int) -> None:
         write_media(self.path.parent / "media", media, step)
+
+    def was_of_another_run(self, rows: int, retained: int) -> bool:
+        """Rename the file that is there if none of its rows is retained, and report it: in a folder
+        that several runs may have, it is another run's. Return whether it was.
+        """
+        if self.place.save_dir is None or not rows or retained:
+            return False
+        now = time.strftime("%Y-%m-%d_%H-%M-%S")
+        names = (f"before-{now}-{number}-{self.path.name}" for number in itertools.count(1))
+        places = map(self.path.with_name, names)
+        before = self.path.rename(next(place for place in places if not place.exists()))
+        info(
+            f"{short(self.path)} was another run's, and is {before.name} now. For a folder for each"
+            " run give the logger a version, or leave save_dir out."
+        )
+        return True
 
     def taken(self, step: int) -> None:
         if step > self._last_step:

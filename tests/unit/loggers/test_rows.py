@@ -1,7 +1,14 @@
-"""flatten: a nested config as one table of plain values."""
+"""flatten: a nested config as one table of plain values. Rows of two runs in one folder."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.toy import Line, loader, quiet
+from trainkit import loggers
+from trainkit.callbacks import ModelCheckpoint
 from trainkit.loggers.rows import flatten
 
 
@@ -27,3 +34,34 @@ def test_nesting_becomes_dots_and_values_stay_plain() -> None:
         "callbacks": "{}",
         "of": '"{1}"',
     }
+
+
+@pytest.mark.parametrize(("name", "file"), [("CSV", "metrics.csv"), ("JSONL", "metrics.jsonl")])
+def test_rows_of_another_run_are_not_lost(
+    name: str, file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Runs whose folders have one name share a folder below save_dir: the earlier file is renamed,
+    and reported. A resumed run, and a test after a fit, add rows.
+    """
+
+    def fit(folder: str, steps: int, ckpt_path: str | None = None) -> None:
+        logger = getattr(loggers, f"{name}Logger")(str(tmp_path / "logs"), "exp")
+        settings = {"logger": logger, "log_every_n_steps": 1, "max_steps": steps}
+        trainer = quiet(
+            tmp_path / folder / "seed0", callbacks=[ModelCheckpoint(save_last=True)], **settings
+        )
+        trainer.fit(Line(), loader(40), ckpt_path=ckpt_path)
+
+    def rows(path: Path) -> int:
+        return len(path.read_text().splitlines()) - (name == "CSV")
+
+    own = tmp_path / "logs/exp/seed0" / file
+    fit("a", 3)
+    fit("a", 5, "last")
+    assert rows(own) == 5
+    assert "another run's" not in capsys.readouterr().out
+    for count in (1, 2):
+        fit("b" * count, 2)
+        assert rows(own) == 2
+        assert f"{file} was another run's, and is before-" in capsys.readouterr().out
+        assert sorted(map(rows, own.parent.glob(f"before-*-{file}"))) == [2] * (count - 1) + [5]

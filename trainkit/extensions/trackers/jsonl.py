@@ -29,13 +29,17 @@ class JSONLLogger(RowLogger):
         """
         self.path = self.place.make(run.run_dir) / "metrics.jsonl"
         with replacing(self.path) as draft, draft.open("w") as file:
+            rows = retained = 0
             if self.path.is_file():
                 with self.path.open(errors="replace") as before:
-                    file.writelines(
-                        line
-                        for line in before
-                        if (step := _step_of(line)) is not None and self.sieve(step)
-                    )
+                    for line in before:
+                        if (step := _step_of(line)) is None:
+                            continue
+                        rows += 1
+                        if self.sieve(step):
+                            retained += 1
+                            file.write(line)
+            self.was_of_another_run(rows, retained)
         self._file = self.path.open("a")
 
     def write_metrics(self, metrics: dict[str, float], step: int, epoch: int) -> None:
