@@ -73,6 +73,8 @@ def test_the_folder_holds_the_run(tmp_path: Path) -> None:
 
     client, run = train(tmp_path / "mine", Asks(), logger=logger, max_epochs=2)
     assert seen == [logger.run_id]
+    assert (logger.name, logger.version) == (run.info.experiment_id, run.info.run_id)
+    assert (logger.save_dir, MLFlowLogger(tracking_uri="file:here").save_dir) == (None, "here")
     assert client.get_experiment(run.info.experiment_id).name == "toys"
     assert (run.info.run_name, run.info.status, run.info.run_id) == (
         "mine",
@@ -169,18 +171,27 @@ def test_the_end_is_reported(tmp_path: Path, error: BaseException, status: str) 
     assert read(tmp_path)[1].info.status == status
 
 
-@pytest.mark.parametrize(("log_model", "steps"), [(True, [6]), ("all", [2, 4, 6]), (False, [])])
+@pytest.mark.parametrize(
+    ("log_model", "top", "steps"),
+    [
+        (True, -1, [2, 4, 6]),
+        (True, 1, [6]),
+        ("all", -1, [2, 4, 6]),
+        ("all", 1, [2, 4, 6]),
+        (False, -1, []),
+    ],
+)
 def test_checkpoints_are_artifacts_on_request(
-    tmp_path: Path, log_model: Any, steps: list[int]
+    tmp_path: Path, log_model: Any, top: int, steps: list[int]
 ) -> None:
-    """The best and the last, or each; tags name them."""
+    """Those that are there at the end, or each as it is written; tags name the best and the last."""
 
     class Waits(Reported):
         def on_train_epoch_start(self) -> None:
             if self.current_epoch:
                 self.trainer.checkpoints.wait()
 
-    keep = ModelCheckpoint(save_top_k=-1)
+    keep = ModelCheckpoint(save_top_k=top)
     client, run = train(
         tmp_path, Waits(), MLFlowLogger(log_model=log_model), callbacks=keep, max_epochs=3
     )

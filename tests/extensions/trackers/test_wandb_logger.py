@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import json
 import os
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch import loggers as lightning
 
 from tests.helpers import wandb_file
 from tests.helpers.toy import Line, loader, quiet
@@ -97,12 +99,12 @@ def test_a_resumed_run_keeps_its_id(tmp_path: Path) -> None:
     assert files[0] == f"{logger.state_dict()['id']}.wandb"
 
 
-@pytest.mark.parametrize(("log_model", "expected"), [(True, [4]), ("all", [2, 4]), (False, [])])
+@pytest.mark.parametrize(("log_model", "expected"), [(True, [2, 4]), ("all", [2, 4]), (False, [])])
 @pytest.mark.usefixtures("offline")
 def test_checkpoints_are_artifacts_on_request(
     tmp_path: Path, log_model: Any, expected: list[int]
 ) -> None:
-    """With their files, and their aliases: the last and the best, or each."""
+    """With their files and aliases: those that are there at the end, or each as it is written."""
     logger, keep = WandbLogger(log_model=log_model), ModelCheckpoint(save_top_k=-1)
 
     class Waits(Line):
@@ -150,6 +152,13 @@ class Fake:
 
     def define_metric(self, name: str, **options: Any) -> None:
         """Take an axis."""
+
+    def watch(self, model: Any, **options: Any) -> None:
+        """Watch a model."""
+        self.calls.append(("watch", model, options))
+
+    def unwatch(self) -> None:
+        """Watch none."""
 
     def finish(self, exit_code: int) -> None:
         """End."""
@@ -400,9 +409,12 @@ class Pictured(Line):
 
 @pytest.mark.usefixtures("offline")
 def test_pictures_and_tables_by_lightnings_names(tmp_path: Path) -> None:
-    """They have the run's step, or that which is given; `version` is W&B's id."""
-    logger = WandbLogger()
+    """They have the run's step, or that which is given; `version` is W&B's id, `name` the project,
+    `save_dir` the folder of wandb/.
+    """
+    logger = WandbLogger("of the run", project="ours")
     assert logger.version is None
+    assert logger.name == "ours"
     quiet(tmp_path, logger=logger, max_epochs=1).fit(Pictured(), loader(8))
     rows = wandb_file.history(tmp_path)
     axis = "trainer/global_step"
@@ -412,6 +424,22 @@ def test_pictures_and_tables_by_lightnings_names(tmp_path: Path) -> None:
     assert [row[axis] for row in rows if row.get("text.nrows") == 1] == [2]
     [run] = (tmp_path / "wandb").glob("offline-run-*")
     assert run.name.endswith(f"-{logger.version}")
+    assert Path(str(logger.save_dir)) == tmp_path
+    assert wandb_file.of_kind(tmp_path, "run")[0].display_name == "of the run"
+
+
+def test_watch_has_lightnings_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """W&B's own log a histogram every 1000 batches, and no graph."""
+    signature = inspect.signature(lightning.WandbLogger.watch).parameters
+    own = inspect.signature(WandbLogger.watch).parameters
+    assert [(p.name, p.default) for p in own.values()] == [
+        (p.name, p.default) for p in signature.values()
+    ]
+    monkeypatch.setitem(sys.modules, "wandb", fake := Fake())
+    logger, task = WandbLogger(), Line()
+    logger.watch(task, "all")
+    quiet(tmp_path, logger=logger, max_steps=1).fit(task, loader(8))
+    assert ("watch", task, {"log": "all", "log_freq": 100, "log_graph": True}) in fake.calls
 
 
 def test_sounds_and_videos_are_made_each_with_its_options(

@@ -17,8 +17,8 @@ LogModel = bool | Literal["all"]
 
 
 class CheckpointLogger(Logger):
-    """Uploads checkpoints in its thread, by `log_model`: true: the best and the last one if a fit
-    ends well; "all": each one that exists when it checks, at a log step after a checkpoint was
+    """Uploads checkpoints in its thread, by `log_model`: true: those that are there if a fit ends
+    well, as the save_top_k best; "all": each one that exists when it checks, at a log step after a checkpoint was
     written.
     """
 
@@ -61,11 +61,7 @@ class CheckpointLogger(Logger):
             # "last" last: a service labels the newest upload "latest"
             for name, aliases in sorted(named.items(), key=lambda item: "last" in item[1]):
                 given = self._uploaded.get(store.path_of(name))
-                if (
-                    set(aliases) - given
-                    if given is not None
-                    else aliases or self.log_model == "all"
-                ):
+                if given is None or set(aliases) - given:
                     self._try_upload(store, name, aliases)
                     self._uploaded[store.path_of(name)] = {*aliases, *(given or ())}
 

@@ -43,8 +43,8 @@ class MLFlowLogger(CheckpointLogger):
             else the folder `<run_dir>/mlruns` (browse it with `MLFLOW_ALLOW_FILE_STORE=true mlflow
             ui --backend-store-uri FOLDER`).
         tags: name -> text.
-        log_model: upload checkpoints as artifacts under `checkpoints/`: true the best and the last
-            if the fit ends well; "all" every one; false none.
+        log_model: upload checkpoints as artifacts under `checkpoints/`: true those that are there
+            if the fit ends well; "all" every one, while it trains; false none.
         finish_timeout_s: seconds that the end of a fit waits for the server.
     """
 
@@ -77,6 +77,7 @@ class MLFlowLogger(CheckpointLogger):
         self.finish_timeout_s = finish_timeout_s
         self._key: str | None = None
         self._run_id: str | None = None
+        self._experiment_id: str | None = None
 
     def setup(self, trainer: RunView, task: Task, stage: str) -> None:
         if stage == "fit":
@@ -89,6 +90,20 @@ class MLFlowLogger(CheckpointLogger):
         """
         self.settle()
         return self._run_id
+
+    version = run_id
+
+    @property
+    def name(self) -> str | None:
+        """The server's id of the experiment, as in Lightning; see `run_id`."""
+        self.settle()
+        return self._experiment_id
+
+    @property
+    def save_dir(self) -> str | None:
+        """The folder of a tracking_uri="file:FOLDER"; None for a server."""
+        uri = self.tracking_uri or ""
+        return uri.removeprefix("file:") if uri.startswith("file:") else None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the tag by which a resumed run finds its MLflow run;
@@ -130,6 +145,7 @@ class MLFlowLogger(CheckpointLogger):
             if known is None
             else known.experiment_id
         )
+        self._experiment_id = experiment
         runs = (
             self._client.search_runs([experiment], f"tags.`{_KEY_TAG}` = '{self._key}'")
             if run.resumes

@@ -80,7 +80,8 @@ class WandbLogger(WandbMedia, CheckpointLogger):
         tags: labels.
         mode: "online", "offline" or "disabled"; default: WANDB_MODE if set, else online.
         log_model: upload checkpoints as artifacts of type "model", with the aliases "last" and
-            "best": true those two if the fit ends well; "all" every one; false none.
+            "best": true those that are there if the fit ends well; "all" every one, while it
+            trains; false none.
         finish_timeout_s: seconds that the end of a fit waits for W&B: for its own process to start
             too, if it writes only files.
     """
@@ -112,9 +113,10 @@ class WandbLogger(WandbMedia, CheckpointLogger):
         log_model: bool | Literal["all"] = False,
         finish_timeout_s: PositiveFloat = 60.0,
     ) -> None:
-        self.save_dir = save_dir
-        self.project = project or os.environ.get("WANDB_PROJECT") or "trainkit"
-        self.name = name
+        self.save_dir = self._own_folder = save_dir
+        # as in Lightning, the attribute is the project's name
+        self.project = self.name = project or os.environ.get("WANDB_PROJECT") or "trainkit"
+        self._run_name = name
         self.entity = entity
         self.group = group
         self.tags = tags
@@ -127,15 +129,27 @@ class WandbLogger(WandbMedia, CheckpointLogger):
         self._watched: list[tuple[nn.Module, dict[str, Any]]] = []  # before a fit
         self._is_watching = False
 
-    def watch(self, model: nn.Module, **options: Any) -> None:
+    def watch(
+        self,
+        model: nn.Module,
+        log: str | None = "gradients",
+        log_freq: int = 100,
+        log_graph: bool = True,
+    ) -> None:
         """Have W&B log histograms of a model's weights or gradients, from now on until the fit ends,
-        or, before a fit, in each one once it opens; `options` are those of wandb's `Run.watch`:
-        log, log_freq, log_graph.
+        or, before a fit, in each one once it opens.
+
+        Args:
+            model: whose layers are watched.
+            log: "gradients", "parameters", "all" or None.
+            log_freq: batches from one histogram to the next.
+            log_graph: log the layers too.
 
         Raises:
             ConfigError: the weights are split over the ranks.
         """
         _refuse_split(model)
+        options = {"log": log, "log_freq": log_freq, "log_graph": log_graph}
         if self._background is not None:
             self.hand_over("watching", functools.partial(self._watch, model, options))
         elif not self._is_elsewhere:
@@ -146,6 +160,7 @@ class WandbLogger(WandbMedia, CheckpointLogger):
         self._run.watch(model, **options)
 
     def setup(self, trainer: RunView, task: Task, stage: str) -> None:
+        self.save_dir = self._own_folder or str(trainer.run_dir)
         if stage == "fit":
             self._id = None
 
@@ -181,14 +196,16 @@ class WandbLogger(WandbMedia, CheckpointLogger):
 
     def open(self, run: RunFacts) -> None:
         """Start a W&B run, or continue that of the run's own checkpoint."""
-        folder = run.run_dir if self.save_dir is None else Path(self.save_dir)
+        folder = Path(run.run_dir if self._own_folder is None else self._own_folder)
         # in place of one that is not there W&B takes a temporary one
         folder.mkdir(parents=True, exist_ok=True)
         self._run = self._wandb.init(
             id=self._id,
             resume="allow" if run.resumes else None,
             project=self.project,
-            name=run.without_secrets(self.name or os.environ.get("WANDB_NAME") or run.run_dir.name),
+            name=run.without_secrets(
+                self._run_name or os.environ.get("WANDB_NAME") or run.run_dir.name
+            ),
             entity=self.entity,
             group=run.without_secrets(self.group),
             tags=run.without_secrets(self.tags),
