@@ -463,6 +463,20 @@ def folders_of_a_logger(kit: Framework) -> Any:
     )
 
 
+@differs(
+    "Without `version` it is `<save_dir>/<name>/<the run's folder>`, and without `name` no folder"
+    " stands between; there `lightning_logs/version_0`, `version_1`."
+)
+def folders_of_a_logger_by_default(kit: Framework) -> Any:
+    """CSVLogger's and TensorBoardLogger's name and version where they are not given."""
+    loggers = [
+        getattr(kit.loggers, f"{name}Logger")(str(kit.folder / "logs"))
+        for name in ("CSV", "TensorBoard")
+    ]
+    kit.trainer(logger=loggers, max_epochs=1).fit(kit.line(), data(), data())
+    return [logger.log_dir.replace(str(kit.folder), "") for logger in loggers]
+
+
 @equal
 def state_key(kit: Framework) -> Any:
     """Callback.state_key of an own callback."""

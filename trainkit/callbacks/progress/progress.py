@@ -71,7 +71,17 @@ class ProgressBar(Callback):
     def on_train_step_end(self, trainer: RunView, task: Task) -> None:
         if self._screen is not None:
             self._last = time.monotonic()
-            self._screen.moved(trainer.state.step_in_epoch, self._rate(trainer), self._values())
+            shown = [
+                f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+                for name, value in self.get_metrics(trainer, task).items()
+            ]
+            self._screen.moved(trainer.state.step_in_epoch, self._rate(trainer), shown)
+
+    def get_metrics(self, trainer: RunView, task: Task) -> dict[str, Any]:
+        """Return the values beside the bar, by name. Override it to show others, as with Lightning's
+        ProgressBar.
+        """
+        return dict(self._shown)
 
     def on_metrics(
         self, trainer: RunView, task: Task, metrics: dict[str, float], step: int
@@ -175,9 +185,6 @@ class ProgressBar(Callback):
         rate = (trainer.state.samples_seen - self._first_sample) / max(seconds, 1e-9)
         tokens = getattr(trainer.task, "tokens_per_sample", None)
         return f"{rate:,.0f} samples/s" if tokens is None else f"{rate * tokens:,.0f} tokens/s"
-
-    def _values(self) -> list[str]:
-        return [f"{name} {value:.4g}" for name, value in self._shown.items()]
 
 
 def make_screen(console: Console, refresh_rate: float) -> Screen:

@@ -6,6 +6,7 @@ import io
 import re
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from rich.console import Console
@@ -190,6 +191,30 @@ def test_a_validation_has_a_bar_of_its_own(tmp_path: Path, monkeypatch: pytest.M
     assert shown == ["validating of 3", "1", "2", "3", "end", "close"]
 
 
+class OfMine(ProgressBar):
+    """Shows other values, as a user's subclass of Lightning's bar does."""
+
+    def get_metrics(self, trainer: Any, task: Any) -> dict[str, Any]:
+        """Leave one out, and add two."""
+        items = super().get_metrics(trainer, task)
+        items.pop("v_num", None)
+        return {**items, "queue": 7, "lr": 0.125}
+
+
+def test_a_subclass_chooses_the_values_beside_the_bar(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`get_metrics` is asked at each step; a number is short, another object its text."""
+    screen = MagicMock()
+    monkeypatch.setattr("trainkit.callbacks.progress.progress.make_screen", lambda *_: screen)
+    trainer = quiet(
+        tmp_path, callbacks=[OfMine()], enable_progress_bar=True, log_every_n_steps=1, max_steps=2
+    )
+    trainer.fit(Logs(), loader(8))
+    shown = [call.args[2] for call in screen.moved.call_args_list]
+    assert shown[-1] == ["train/score 0.25", "queue 7", "lr 0.125"]
+
+
 def test_values_are_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`metrics` selects the values, also for an epoch."""
     bar = ProgressBar(metrics=["train/score"])
@@ -198,7 +223,7 @@ def test_values_are_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert [c for c in trainer.callbacks if isinstance(c, ProgressBar)] == [bar], (
         "no second one is added"
     )
-    assert bar._values() == ["train/score 0.25"]
+    assert bar.get_metrics(trainer, Logs()) == {"train/score": 0.25}
     assert "val/loss" not in capsys.readouterr().out
 
 
