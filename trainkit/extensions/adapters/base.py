@@ -28,7 +28,7 @@ def fingerprint_of(model: nn.Module) -> list[int]:
     return list(hashlib.sha256(repr((about, sums)).encode()).digest())
 
 
-def freeze_norms(model: nn.Module, trained: Iterable[nn.Module]) -> list[nn.Module]:
+def freeze_norms(model: nn.Module, trained: Iterable[nn.Module]) -> list[_BatchNorm]:
     """Let batch norms use their statistics, and not update them, but for trained ones; return
     them.
     """

@@ -266,7 +266,15 @@ class PyTorchProfiler(Callback):
         if trainer.state.fn != "fit":
             self._start(trainer)
 
-    def on_validation_batch_end(self, trainer: RunView, task: Task, *batch: Any) -> None:
+    def on_validation_batch_end(
+        self,
+        trainer: RunView,
+        task: Task,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int,
+    ) -> None:
         """Count the batch."""
         if trainer.state.fn != "fit":
             self._count()

@@ -17,7 +17,7 @@ from torch import nn
 from trainkit.api.lightning_arguments import unset
 from trainkit.api.task import Task
 from trainkit.api.view import RunView
-from trainkit.arguments import PositiveFloat, checked
+from trainkit.arguments import PositiveFloat, checked, given_to
 from trainkit.device.shards import is_spread
 from trainkit.errors import ConfigError
 from trainkit.extensions.trackers.checkpoints import CheckpointLogger
@@ -113,10 +113,9 @@ class WandbLogger(WandbMedia, CheckpointLogger):
         log_model: bool | Literal["all"] = False,
         finish_timeout_s: PositiveFloat = 60.0,
     ) -> None:
-        self.save_dir = self._own_folder = save_dir
+        self.save_dir = save_dir
         # as in Lightning, the attribute is the project's name
         self.project = self.name = project or os.environ.get("WANDB_PROJECT") or "trainkit"
-        self._run_name = name
         self.entity = entity
         self.group = group
         self.tags = tags
@@ -160,7 +159,7 @@ class WandbLogger(WandbMedia, CheckpointLogger):
         self._run.watch(model, **options)
 
     def setup(self, trainer: RunView, task: Task, stage: str) -> None:
-        self.save_dir = self._own_folder or str(trainer.run_dir)
+        self.save_dir = str(given_to(self).get("save_dir") or trainer.run_dir)
         if stage == "fit":
             self._id = None
 
@@ -196,7 +195,8 @@ class WandbLogger(WandbMedia, CheckpointLogger):
 
     def open(self, run: RunFacts) -> None:
         """Start a W&B run, or continue that of the run's own checkpoint."""
-        folder = Path(run.run_dir if self._own_folder is None else self._own_folder)
+        given: dict[str, Any] = given_to(self)
+        folder = Path(given.get("save_dir") or run.run_dir)
         # in place of one that is not there W&B takes a temporary one
         folder.mkdir(parents=True, exist_ok=True)
         self._run = self._wandb.init(
@@ -204,7 +204,7 @@ class WandbLogger(WandbMedia, CheckpointLogger):
             resume="allow" if run.resumes else None,
             project=self.project,
             name=run.without_secrets(
-                self._run_name or os.environ.get("WANDB_NAME") or run.run_dir.name
+                given.get("name") or os.environ.get("WANDB_NAME") or run.run_dir.name
             ),
             entity=self.entity,
             group=run.without_secrets(self.group),
