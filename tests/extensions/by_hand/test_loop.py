@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -130,6 +131,28 @@ def test_a_run_that_was_stopped_resumes_to_the_bit(tmp_path: Path) -> None:
     whole = run("whole")
     run("parts", stop_at=17)
     assert torch.equal(run("parts"), whole)
+
+
+def test_an_optimizer_that_a_script_has_loaded_keeps_its_state(tmp_path: Path) -> None:
+    """A second Loop with it, and one with the state_dict of a plain loop, continue as that does."""
+
+    def plain(model: nn.Module, optimizer: torch.optim.Optimizer, epochs: int) -> None:
+        for _ in range(epochs):
+            for x, y in loader(23):
+                optimizer.zero_grad()
+                functional.mse_loss(model(x), y).backward()
+                optimizer.step()
+
+    (wanted, optimizer), (first, of_first) = make(momentum=0.9), make(momentum=0.9)
+    plain(wanted, optimizer, 1)
+    loaded, of_loaded = make(momentum=0.9)
+    loaded.load_state_dict(wanted.state_dict())
+    of_loaded.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # torch shares its tensors
+    plain(wanted, optimizer, 1)
+    for model, own, loops in ((first, of_first, 2), (loaded, of_loaded, 1)):
+        for number in range(loops):
+            train(loop_of(model, own, loader(23), run_dir=tmp_path / str(number)), model)
+        torch.testing.assert_close(weights(model), weights(wanted), rtol=1e-5, atol=1e-6)
 
 
 def test_a_batch_may_have_a_weight_of_its_own(tmp_path: Path) -> None:

@@ -38,13 +38,22 @@ class GivenOptimizers:
             [_settings_of(group) for group in optimizer.param_groups] for optimizer in optimizers
         ]
         self._states = [deepcopy(scheduler_of(scheduler).state_dict()) for scheduler in schedulers]
+        # that of optimizers which a script has loaded, or used
+        self._loaded = [
+            deepcopy(optimizer.state_dict()["state"]) if optimizer.state else {}
+            for optimizer in optimizers
+        ]
 
     def __call__(self) -> Any:
-        """Return them, with the settings that they had."""
+        """Return them, with the settings and the state that they had."""
         for optimizer, settings in zip(self._optimizers, self._groups, strict=True):
             optimizer.state.clear()
             for group, values in zip(optimizer.param_groups, settings, strict=True):
                 group.update(deepcopy(values))
+        for optimizer, state in zip(self._optimizers, self._loaded, strict=True):
+            if state:
+                groups = optimizer.state_dict()["param_groups"]
+                optimizer.load_state_dict({"state": deepcopy(state), "param_groups": groups})
         for scheduler, state in zip(self._schedulers, self._states, strict=True):
             scheduler_of(scheduler).load_state_dict(deepcopy(state))
         return (self._optimizers, self._schedulers) if self._schedulers else self._optimizers
