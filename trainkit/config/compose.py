@@ -221,7 +221,8 @@ def _run(
                 start, start.scratch, [*own, *overrides], lambda config: work(make_job(config))
             )
     elif start.is_main:
-        refusal = _refusal(start, composed, overrides) if {"job", "all"} & set(start.flags) else ""
+        is_job = any(flag.rpartition("=")[2] in ("job", "all") for flag in start.flags)
+        refusal = _refusal(start, composed, overrides) if is_job else ""
         printed = io.StringIO()
         choices = composed.hydra.runtime.choices
         with contextlib.redirect_stdout(printed), without_environment(), in_force(choices):

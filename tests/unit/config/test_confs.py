@@ -147,6 +147,8 @@ def test_cfg_says_what_the_command_would_refuse(capsys: pytest.CaptureFixture[st
     assert "max_epoch: 3" in printed.out
     assert "would be refused: trainer.max_epoch is not a setting" in printed.err
     assert "Did you mean 'max_epochs'?" in printed.err
+    assert jobs_of("conf=mlp", "--cfg=job", "trainer.max_epoch=3") == []
+    assert "would be refused" in capsys.readouterr().err
     assert jobs_of("conf=mlp", "--cfg", "job", "trainer.max_epochs=3") == []
     assert capsys.readouterr().err == ""
 
