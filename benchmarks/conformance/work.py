@@ -7,6 +7,7 @@ forward, so that it comes to all trainers at the same place.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -241,6 +242,7 @@ class Pair(nn.Module):
 def strike(fit: Fit, record: Record, call: int) -> None:
     """Do what the Fit asks for, before microbatch `call` of this process (counted from 0)."""
     if fit.largest_file is not None and call == fit.limit_after * fit.accumulate:
+        wait_for_writers(record.checkpoints)
         limit_files(fit.largest_file, fit.kill_writes)
     if fit.kill_after is None or call < fit.kill_after * fit.accumulate:
         return
@@ -257,9 +259,26 @@ def strike(fit: Fit, record: Record, call: int) -> None:
     if record.rank == fit.die_on:
         os.kill(os.getpid(), signal.SIGKILL)
     if {fit.raise_on, fit.hang_on, fit.die_on, fit.terminate_on} == {None}:
-        time.sleep(0.5)  # what writes beside training has that long to finish
+        wait_for_writers(record.checkpoints)
         record.save()
         os._exit(KILLED)
+
+
+def wait_for_writers(folder: Path) -> None:
+    """Wait until what writes beside training has finished: nothing below a folder changes for half
+    a second, or half a minute is over.
+    """
+    before: list[tuple[str, int]] | None = None
+    for _ in range(60):
+        now = []
+        for place, folders, files in os.walk(folder):
+            for name in (*folders, *files):
+                with contextlib.suppress(FileNotFoundError):  # a draft that got its name
+                    now.append((name, os.lstat(os.path.join(place, name)).st_mtime_ns))
+        if sorted(now) == before:
+            return
+        before = sorted(now)
+        time.sleep(0.5)
 
 
 def limit_files(size: int, kills: bool) -> None:
