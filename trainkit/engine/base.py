@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -45,6 +45,7 @@ from trainkit.engine.pieces import Piece
 from trainkit.engine.pinning import DeviceName, pin_device
 from trainkit.engine.ranks import Ranks
 from trainkit.engine.reduce.reducer import GradientReducer
+from trainkit.engine.sending import with_averages
 from trainkit.engine.step_settings import StepSettings
 from trainkit.errors import ConfigError, TaskError
 from trainkit.launch.environment import Launcher, read_launcher
@@ -308,9 +309,15 @@ class Engine(ABC):
         """
         return Piece(tensor, (0,) * tensor.dim(), tuple(tensor.shape), self.ranks.is_main)
 
-    def send_buffers(self, task: nn.Module) -> None:
-        """Give all ranks the buffers that are evaluated and saved: rank 0's."""
-        self.comm.broadcast_tensors(task.buffers())
+    def send_buffers(
+        self, task: nn.Module, averages: Mapping[Tensor, Tensor] | None = None
+    ) -> None:
+        """Give all ranks the buffers that are evaluated and saved: rank 0's.
+
+        Args:
+            averages: of some buffers, sent beside them.
+        """
+        self.comm.broadcast_tensors(with_averages(task.buffers(), averages))
 
     def model_state(self, task: nn.Module) -> dict[str, Tensor]:
         """Return a task's weights and buffers by name, whole; the tensors share the task's memory.

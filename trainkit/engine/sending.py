@@ -4,7 +4,7 @@ an optimizer's state with its tensors beside it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +44,14 @@ def tensors_of(model: nn.Module) -> Iterator[Tensor]:
         if id(tensor) not in seen:
             seen.add(id(tensor))
             yield tensor.detach()
+
+
+def with_averages(
+    buffers: Iterable[Tensor], averages: Mapping[Tensor, Tensor] | None
+) -> list[Tensor]:
+    """Return buffers, and the averages that there are of them."""
+    own = list(buffers)
+    return own + [averages[buffer] for buffer in own if averages and buffer in averages]
 
 
 def overwrite(

@@ -11,9 +11,11 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from tests.extensions.swa.falling import Falling
-from tests.helpers.toy import Line, Net, loader, quiet, weights
+from tests.helpers.threads import World
+from tests.helpers.toy import Line, Net, fill, loader, quiet, weights
 from trainkit.api.callback import Callback
 from trainkit.callbacks import EMA, ModelCheckpoint, StochasticWeightAveraging
+from trainkit.engine.sending import with_averages
 from trainkit.errors import ConfigError
 
 
@@ -259,6 +261,41 @@ def test_without_checkpoints_the_average_is_left_too(tmp_path: Path) -> None:
     }
     quiet(tmp_path, **settings).fit(task, loader(23))
     assert close(weights(task), averages(watch.trained, 0.5, True)[-1])
+
+def test_statistics_are_sent_as_the_engine_sends_buffers(tmp_path: Path) -> None:
+    """Averages and trained ones: those of a pipeline's stage are not rank 0's."""
+
+    class Normed(Line):
+        def make_model(self) -> nn.Module:
+            model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+            fill(model)
+            return model
+
+    class Own(Callback):
+        def on_train_end(self, trainer: Any, task: Any) -> None:
+            self.trained = task.model[1].running_mean.clone()
+            self.average = ema_of(trainer).buffers()[task.model[1].running_mean].clone()
+
+    def ema_of(trainer: Any) -> Any:
+        return next(c for c in trainer.callbacks if isinstance(c, EMA))._average
+
+    def work(engine: Any) -> Any:
+        def send(task: Any, averages: Any = None) -> None:
+            for tensor in with_averages(task.buffers(), averages):
+                tensor.copy_(engine.comm.exchange(tensor.clone())[1])
+
+        engine.send_buffers = send
+        task, own = Normed(), Own()
+        trainer = quiet(tmp_path, engine=engine, callbacks=[own, EMA(0.5)])
+        trainer.fit(task, loader(16))
+        aside = ema_of(trainer).state_dict()["aside"]
+        return own, task.model[1].running_mean.clone(), aside["model.1.running_mean"]
+
+    (first, *of_first), (last, *of_last) = World(2).run(work)
+    assert not torch.equal(first.average, last.average)
+    for shown, trained in (of_first, of_last):
+        assert torch.equal(shown, last.average) and torch.equal(trained, last.trained)
+
 
 
 def test_a_second_fit_begins_again(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -349,12 +349,14 @@ class FSDPEngine(Engine):
             clip_val = None
         return super().step(clip_val, clip_algorithm)
 
-    def send_buffers(self, task: nn.Module) -> None:
+    def send_buffers(
+        self, task: nn.Module, averages: Mapping[Tensor, Tensor] | None = None
+    ) -> None:
         """See Engine: a stage's buffers are those of its first rank."""
         if self._stages is None:
-            super().send_buffers(task)
+            super().send_buffers(task, averages)
         else:
-            self._stages.send_buffers(task)
+            self._stages.send_buffers(task, averages)
 
     def optimizer_state(self, optimizers: Sequence[torch.optim.Optimizer]) -> list[dict[str, Any]]:
         """See Engine."""

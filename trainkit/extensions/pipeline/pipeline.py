@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -32,6 +32,7 @@ from trainkit.device.shards import is_spread, local_of, norms_of
 from trainkit.engine.base import Calls, Forwarded, HandedOn, Microbatch
 from trainkit.engine.ddp.collectives import DDPCollectives
 from trainkit.engine.ranks import Ranks
+from trainkit.engine.sending import with_averages
 from trainkit.errors import TaskError
 from trainkit.extensions.fsdp.layouts import STAGE
 from trainkit.extensions.pipeline.links import Links, make_group
@@ -150,9 +151,9 @@ class Pipeline:
         agreed: list[int] | None = self._comm.run_on_main(lambda: own)
         return agreed
 
-    def send_buffers(self, task: nn.Module) -> None:
-        """Give all ranks each unit's buffers of the first rank that computes it, and rank 0's of
-        all else.
+    def send_buffers(self, task: nn.Module, averages: Mapping[Tensor, Tensor] | None) -> None:
+        """Give all ranks each unit's buffers, and averages of them, of the first rank that computes
+        it, and rank 0's of all else.
         """
         of_units = set[int]()
         for unit in self._units:
@@ -160,8 +161,9 @@ class Pipeline:
             of_units |= {id(buffer) for buffer in own}
             after = self._schedule.ranks - 1 - self._place_of(unit)
             first = after * self._ranks.tensor_size
-            self._broadcast(own, first)
-        self._broadcast([each for each in task.buffers() if id(each) not in of_units], 0)
+            self._broadcast(with_averages(own, averages), first)
+        others = [each for each in task.buffers() if id(each) not in of_units]
+        self._broadcast(with_averages(others, averages), 0)
 
     def _broadcast(self, tensors: Sequence[Tensor], first: int) -> None:
         with self._comm.waiting_for("the broadcast of buffers"):

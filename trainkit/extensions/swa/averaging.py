@@ -82,13 +82,13 @@ class WeightAverage:
             if isinstance(self._live[name], nn.Parameter)
         }
 
-    def buffers(self) -> list[Tensor]:
-        """Return the averages of buffers, which may differ between ranks as the buffers do."""
-        return [
-            average
+    def buffers(self) -> dict[Tensor, Tensor]:
+        """Return the averages by their buffers; they may differ between ranks as the buffers do."""
+        return {
+            self._live[name]: average
             for name, average in self._average.items()
             if not isinstance(self._live[name], nn.Parameter)
-        ]
+        }
 
     @torch.no_grad()
     def show(self) -> None:

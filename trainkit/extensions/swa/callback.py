@@ -111,7 +111,7 @@ class StochasticWeightAveraging(WeightAveraging):
                     " average."
                 )
             return
-        self._show(trainer)
+        self._show(trainer, task)
         recompute_norm_statistics(trainer, task)
         values = trainer.evaluator.validate()
         trainer.callback_metrics.put(values, trainer.global_step)

@@ -82,7 +82,7 @@ class EMA(WeightAveraging):
         """
         if trainer.state.phase == "fit":
             self._follow(trainer, task)
-            self._show(trainer)
+            self._show(trainer, task)
 
     def on_validation_end(self, trainer: RunView, task: Task) -> None:
         if trainer.state.phase == "fit":
@@ -92,7 +92,7 @@ class EMA(WeightAveraging):
         """Put the average into the model: its weights are written after this hook."""
         if not self._is_shown:  # else the fit has ended, or a validation is running
             self._follow(trainer, task)
-            self._show(trainer)
+            self._show(trainer, task)
             self._shown_to_save = True
 
     def on_save_checkpoint_end(self, trainer: RunView, task: Task) -> None:
@@ -101,7 +101,7 @@ class EMA(WeightAveraging):
             self._shown_to_save = False
 
     def on_train_end(self, trainer: RunView, task: Task) -> None:
-        self._show(trainer)
+        self._show(trainer, task)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the average's state and the number of updates applied to it."""

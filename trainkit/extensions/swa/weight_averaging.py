@@ -69,14 +69,14 @@ class WeightAveraging(Callback):
             self._average = WeightAverage(task, self.use_buffers)
         self._average.update(decay)
 
-    def _show(self, trainer: RunView) -> None:
-        """Put the average into the model, if there is one.
-        A collective: broadcasts rank 0's buffers, as without averaging.
+    def _show(self, trainer: RunView, task: Task) -> None:
+        """Put the average into the model, if there is one. A collective: all ranks get the buffers,
+        and averages of them, that are evaluated and saved, as without averaging.
         """
         if self._average is not None and not self._average.shown:
             # after an error no other rank is here
             if trainer.state.phase != "fit" or not trainer.checkpoints.saves_alone:
-                trainer.engine.comm.broadcast_tensors(self._average.buffers())
+                trainer.engine.send_buffers(task, self._average.buffers())
             self._average.show()
 
     def _hide(self) -> None:
