@@ -8,6 +8,7 @@ passes.py        one forward of a stage: what it receives, computes, and hands o
 placeholder.py   stands for a tensor that another stage computes: its shape, and no values
 stages.py        what a plan shows of it
 links.py         what travels between neighbouring stages
+shared.py        gradients of weights that several stages hold
 """
 
 from trainkit.extension import Extension

@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trainkit.device.shards import is_spread, local_of, norms_of
+from trainkit.device.shards import is_spread, norms_of
 from trainkit.engine.base import Calls, Forwarded, HandedOn, Microbatch
 from trainkit.engine.ddp.collectives import DDPCollectives
 from trainkit.engine.ranks import Ranks
@@ -39,6 +39,7 @@ from trainkit.extensions.pipeline.links import Links, make_group
 from trainkit.extensions.pipeline.passes import Pass, Passes, stage_class
 from trainkit.extensions.pipeline.repeated import Repeated
 from trainkit.extensions.pipeline.schedule import schedule_of
+from trainkit.extensions.pipeline.shared import sum_gradients
 from trainkit.extensions.pipeline.units import Unit, units_of
 from trainkit.extensions.pipeline.work import try_to_count
 
@@ -308,14 +309,8 @@ class Pipeline:
         if not self._shared:
             return
         parameters = self._parameters()
-        for name in self._shared:
-            parameter = parameters[name]
-            if not parameter.requires_grad:
-                continue
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            own = local_of(parameter.grad)
-            own.copy_(self._links.sum(own))
+        own = [parameters[name] for name in self._shared]
+        sum_gradients([weight for weight in own if weight.requires_grad], self._links.sum)
 
     def norm_of(self, gradients: Sequence[Tensor]) -> Tensor:
         """See Engine: each weight counts once."""
