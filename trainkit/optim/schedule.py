@@ -157,8 +157,8 @@ class LearningRates:
             self._scheduled[place] = rate / (self._shares.get(place) or 1.0)
 
     def _add_groups(self) -> None:
-        """Take the groups that were added to an optimizer,
-        each at its rate (BaseFinetuning.unfreeze_and_add_param_group).
+        """Take the groups that were added to an optimizer, each at its rate, which schedulers take
+        for its first one but for an `initial_lr` (BaseFinetuning.unfreeze_and_add_param_group).
         """
         place = 0
         for number, optimizer in enumerate(self._optimizers):
@@ -175,11 +175,12 @@ class LearningRates:
                     self._last.insert(place, rate)
                 if self._momenta is not None:
                     self._momenta.insert(place, Momentum(float(group.get("momentum", 0.0))))
+                base = float(group.get("initial_lr", rate))
                 own = of_torch(c for c in self._schedules if c.scheduler.optimizer is optimizer)
                 for scheduler in own:
                     for name in _OF_GROUPS & vars(scheduler).keys():
                         values = getattr(scheduler, name)
-                        values.append(rate if name == "base_lrs" else values[-1])
+                        values.append(base if name == "base_lrs" else values[-1])
                 place += 1
             self._users.sizes[number] = len(optimizer.param_groups)
 

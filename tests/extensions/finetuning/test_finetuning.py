@@ -327,16 +327,81 @@ def test_a_group_that_is_added_is_scaled_and_scheduled(tmp_path: Path) -> None:
     assert torch.equal(one, other)
 
 
+class Divided(BaseFinetuning):
+    """Late, at the default rate: a tenth of the first group's."""
+
+    def freeze_before_training(self, task: Any) -> None:
+        """Freeze it."""
+        self.freeze(task.extra)
+
+    def finetune_function(self, task: Any, epoch: int, optimizer: Any) -> None:
+        """Add it."""
+        if epoch == 1:
+            self.unfreeze_and_add_param_group(task.extra, optimizer)
+
+
+class Rates(Callback):
+    """Keeps the rates of each step that has two groups."""
+
+    def __init__(self) -> None:
+        self.steps: list[list[float]] = []
+
+    def on_before_optimizer_step(self, trainer: Any, task: Any, optimizer: Any) -> None:
+        """Keep them."""
+        rates = [float(group["lr"]) for group in optimizer.param_groups]
+        self.steps += [rates] if len(rates) == 2 else []
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_run_with_such_a_group_is_resumed(ranks: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("warmup", [0, 9])
+def test_a_group_at_the_default_rate_moves_with_the_first(
+    warmup: int, ranks: int, tmp_path: Path
+) -> None:
+    """From its first step on, through the rest of a warm-up and under a schedule that computes
+    from first rates.
+    """
+
+    def work(engine: Any) -> Any:
+        rates = Rates()
+        trainer = quiet(
+            tmp_path,
+            engine=engine,
+            max_epochs=3,
+            lr_warmup_steps=warmup,
+            callbacks=[Divided(), rates],
+        )
+        trainer.fit(TwoLayers(), loader(16 * ranks))
+        return rates.steps
+
+    for steps in World(ranks).run(work):
+        assert len(steps) == 8
+        assert [own for _, own in steps] == pytest.approx([first / 10 for first, _ in steps])
+        assert steps[-1][0] == pytest.approx(ranks * 0.05 * 0.25)
+
+
+def test_a_group_at_a_rate_of_its_own_is_in_warm_up(tmp_path: Path) -> None:
+    """In its first step too."""
+    rates = Rates()
+    settings: dict[str, Any] = {"max_epochs": 2, "lr_warmup_steps": 10}
+    quiet(tmp_path, callbacks=[Late(), rates], **settings).fit(TwoLayers(), loader(16))
+    assert [own for _, own in rates.steps] == pytest.approx([0.005, 0.006, 0.007, 0.008])
+
+
+@pytest.mark.parametrize("warmup", [0, 7])
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("kind", [Late, Divided])
+def test_a_run_with_such_a_group_is_resumed(
+    kind: Any, ranks: int, warmup: int, tmp_path: Path
+) -> None:
     """A run that stops after the group was added, also inside that epoch,
     ends as one that did not stop.
     """
 
     def train(folder: str, stop: int | None = None, ckpt_path: str | None = None) -> Any:
         def work(engine: Any) -> Any:
-            task, callbacks = TwoLayers(), [Late(), ModelCheckpoint(every_n_train_steps=1)]
-            limits = {"max_epochs": 4} if stop is None else {"max_epochs": 4, "max_steps": stop}
+            task, callbacks = TwoLayers(), [kind(), ModelCheckpoint(every_n_train_steps=1)]
+            limits = {"max_epochs": 4, "lr_warmup_steps": warmup}
+            limits |= {} if stop is None else {"max_steps": stop}
             trainer = quiet(
                 tmp_path / folder,
                 engine=engine,

@@ -87,7 +87,7 @@ class BaseFinetuning(Callback):
             modules: one module or several.
             optimizer: it has none of their parameters yet, or those that it has are left out.
             lr: the group's rate, scaled for the ranks as the optimizer's own. Default: the first
-                group's, divided.
+                group's present one, divided; schedulers and warm-up then move both alike.
             initial_denom_lr: the divisor of that default.
             train_bn: train batch norms too; false leaves them frozen.
 
@@ -103,11 +103,23 @@ class BaseFinetuning(Callback):
             for parameter in part.parameters(recurse=False)
             if id(parameter) not in there
         ]
-        first = float(optimizer.param_groups[0]["lr"])
-        if new:
-            _check_schedulers(optimizer, of_torch(self._run.rates.schedules))
-            rate = first / initial_denom_lr if lr is None else lr * self._factor
-            optimizer.add_param_group({"params": new, "lr": rate})
+        if not new:
+            return
+        schedulers = list(of_torch(self._run.rates.schedules))
+        _check_schedulers(optimizer, schedulers)
+        settings: dict[str, Any] = {} if lr is None else {"lr": lr * self._factor}
+        if lr is None:
+            first = optimizer.param_groups[0]
+            settings["lr"] = self._scheduled_rate(first) / initial_denom_lr
+            if "initial_lr" in first and any(own.optimizer is optimizer for own in schedulers):
+                settings["initial_lr"] = float(first["initial_lr"]) / initial_denom_lr
+        optimizer.add_param_group({"params": new, **settings})
+
+    def _scheduled_rate(self, group: dict[str, Any]) -> float:
+        """Return a group's rate without warm-up, which multiplies the rates of all groups."""
+        rates = self._run.rates
+        scheduled = dict(zip(map(id, rates.groups), rates.unscaled(), strict=True))
+        return scheduled[id(group)] * rates.factor
 
     def setup(self, trainer: RunView, task: Task, stage: str) -> None:
         """Freeze before the engine collects the trained parameters:
@@ -158,11 +170,15 @@ class BaseFinetuning(Callback):
                 self.finetune_function(task, epoch, optimizer)
         self._next = trainer.current_epoch + 1
         names = {id(parameter): name for name, parameter in task.named_parameters()}
+        added = len(self._added)
         for place, (optimizer, size) in enumerate(zip(trainer.optimizers, sizes, strict=True)):
             for group in optimizer.param_groups[size:]:
                 own = [names[id(parameter)] for parameter in group["params"]]
                 settings = settings_of(group, float(group["lr"]) / self._factor)
                 self._added.append({"optimizer": place, "names": own, "settings": settings})
+        if len(self._added) > added:  # warm-up is of this step's rate already
+            trainer.rates.take_users()
+            trainer.rates.apply(trainer.global_step - trainer.state.skipped_steps)
         _check_optimized(
             task, trainer.optimizers, [parameter for parameter in frozen if parameter.requires_grad]
         )
