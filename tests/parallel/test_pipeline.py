@@ -67,6 +67,33 @@ def test_masks_of_a_batch_are_there_on_each_stage(start: str, starts: Starts) ->
     assert ranks[0]["values"] == pytest.approx(expected["values"], rel=1e-12)
 
 
+def test_statistics_and_their_averages_are_those_of_one_process(starts: Starts) -> None:
+    """With EMA, on four stages of one model, after a checkpoint; of batch norms in another stage
+    than rank 0's, with weights and without.
+    """
+    expected = starts["single"]["normed"][0]
+    ranks = starts["4 stages"]["normed"]
+    assert {name for rank in ranks for name in rank["state"]} == set(expected["state"])
+    for rank in ranks:
+        for name, value in rank["state"].items():
+            torch.testing.assert_close(value, expected["state"][name], rtol=0, atol=1e-10, msg=name)
+    assert ranks[0]["values"] == pytest.approx(expected["values"], rel=1e-9)
+
+
+@pytest.mark.parametrize(("start", "batches"), [*zip(SPLIT, (12, 12, 24), strict=True)])
+def test_a_norm_counts_the_batches_of_its_stage(start: str, batches: int, starts: Starts) -> None:
+    """Those of one data rank, in two epochs."""
+    for rank in results_of(starts, start)["normed"]:
+        for name in ("norm", "plain"):
+            assert rank["state"][f"{name}.num_batches_tracked"] == batches
+
+
+def test_a_weight_without_gradient_is_left_alone(starts: Starts) -> None:
+    """By AdamW, whose decay moves it otherwise, as it does a weight that FSDP2 has split."""
+    for rank in starts["4 stages"]["normed"]:
+        assert rank["state"]["unused"].tolist() == [1.0] * 3
+
+
 @pytest.mark.parametrize("start", SPLIT)
 def test_each_sample_counts_once(start: str, starts: Starts) -> None:
     """Logged means and sums, and predictions with their values, in order."""

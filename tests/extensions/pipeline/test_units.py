@@ -159,6 +159,21 @@ def test_ranks_of_uneven_stages_wait_longer() -> None:
     assert idle_share([1, 3], 8) == pytest.approx(1 - 8 * 4 / (2 * (4 + 7 * 3)))
 
 
+def test_a_norm_that_tracks_statistics_is_a_unit_without_weights_too() -> None:
+    """On one stage, which sends them; other buffers are on all."""
+    task = nn.Module()
+    task.norm = nn.BatchNorm1d(4, affine=False)
+    task.blocks = nn.ModuleList([Block(4), Block(4)])
+    task.between = nn.Sequential(nn.InstanceNorm1d(4, track_running_stats=True), nn.ReLU())
+    task.untracked = nn.BatchNorm1d(4, affine=False, track_running_stats=False)
+    task.table = nn.Module()
+    task.table.register_buffer("angles", torch.ones(4))
+    assert stages_of(task, 2) == [["norm", "blocks.0"], ["blocks.1", "between"]]
+    task.pipeline_stages = lambda: [[task.blocks[0]], [task.blocks[1], task.between]]
+    with pytest.raises(ConfigError, match=r"leaves out 'norm', which has statistics\. Add it"):
+        units_of(task, 2)
+
+
 def test_the_parts_of_a_model_that_lists_hold_are_units_in_order() -> None:
     """Blocks of several lists, as the groups of a ResNet."""
     task = nn.Module()

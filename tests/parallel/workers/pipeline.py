@@ -17,13 +17,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Subset
 
 import trainkit
 from recipes.bert import BERT
 from recipes.language_model import MaskedLanguageModel
 from tests.parallel.workers.trainers import exact_trainer
-from trainkit.callbacks import ModelCheckpoint
+from trainkit.callbacks import EMA, ModelCheckpoint
 from trainkit.engine.select import make_engine
 
 OUT, NAME, OPTIONS = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
@@ -104,6 +104,43 @@ class Chain(trainkit.Task):
     def configure_optimizers(self) -> Any:
         """Return SGD with momentum."""
         return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+
+
+class Normed(Chain):
+    """With batch norms in the first stage, one of them without weights, a weight that no step uses,
+    and one that one step leaves out.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        blocks, head = self.blocks, self.head
+        del self.blocks, self.head
+        self.norm = nn.BatchNorm1d(WIDTH)
+        self.plain = nn.BatchNorm1d(WIDTH, affine=False)
+        self.blocks, self.head = blocks, head
+        self.unused = nn.Parameter(torch.ones(3))
+        self.sometimes = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a number a sample."""
+        gate = (x > 0).to(x.dtype)
+        first = x = self.norm(self.first(x)) * self.scale
+        for place, block in enumerate(self.blocks):
+            x = block(x, first, gate=gate)
+            if place == 0:
+                x = self.plain(x)
+        return self.head(x).mean(1)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        """Leave a weight out in one step."""
+        outputs = super().training_step(batch, batch_idx)
+        if self.global_step != 1:
+            outputs["loss"] = outputs["loss"] * self.sometimes
+        return outputs
+
+    def configure_optimizers(self) -> Any:
+        """Return AdamW, which moves a weight with a gradient of zeros too."""
+        return torch.optim.AdamW(self.parameters(), lr=0.05, weight_decay=0.1)
 
 
 class Skips(Chain):
@@ -213,10 +250,22 @@ def masked() -> dict[str, Any]:
     return {"state": state_of(task), "values": values}
 
 
+def normed() -> dict[str, Any]:
+    """Train with an average of weights and statistics, and resume."""
+    even = DataLoader(Subset(Rows(), range(2 * STEP)), 2)  # a norm wants two samples
+    for epochs in (1, 2):
+        task = Normed()
+        run = trainer("normed", max_epochs=epochs, callbacks=[EMA(0.8), ModelCheckpoint()])
+        run.fit(task, even, data(), ckpt_path=None if epochs == 1 else "last")
+    values = {name: float(value) for name, value in run.callback_metrics.items()}
+    return {"state": state_of(task), "values": values}
+
+
 SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
     "counted": counted,
     "resumed": resumed,
     "masked": masked,
+    "normed": normed,
 }
 
 if __name__ == "__main__":

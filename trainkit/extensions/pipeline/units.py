@@ -1,9 +1,11 @@
 """Units: the parts of a Task that are called whole, in order, and the stages that hold them.
 
 A unit is a block of a list of blocks, or a module with weights that holds no block (an embedding, a
-norm, a head). Stages are runs of neighbouring units; a stage begins with a block. They are cut so
-that the stage with the most work has as little as possible: by the operations that a sample counts
-(work.py), or by weights if there is none to count.
+norm, a head). A norm that tracks statistics is one without weights too, since one stage must track
+them; other buffers, as tables of positions, are on all stages. Stages are runs of neighbouring
+units; a stage begins with a block. They are cut so that the stage with the most work has as little
+as possible: by the operations that a sample counts (work.py), or by weights if there is none to
+count.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from trainkit.engine.blocks import repeated_blocks
 from trainkit.errors import ConfigError
@@ -90,11 +93,17 @@ def _parts(
         yield name, module
         return
     if not any(child in blocks for child in module.modules()) and name:
-        if any(True for _ in module.parameters()):
+        if any(True for _ in module.parameters()) or tracks_statistics(module):
             yield name, module
         return
     for own, child in module.named_children():
         yield from _parts(child, blocks, f"{name}.{own}" if name else own)
+
+
+def tracks_statistics(module: nn.Module) -> bool:
+    """Whether a norm inside a module tracks the mean and variance of what it has seen."""
+    norms = (child for child in module.modules() if isinstance(child, _NormBase))
+    return any(norm.running_mean is not None for norm in norms)
 
 
 def work_of(module: nn.Module) -> int:
@@ -158,9 +167,11 @@ def _named(
     for stage, modules in enumerate(chosen):
         for module in [modules] if isinstance(modules, nn.Module) else modules:
             homes |= dict.fromkeys(module.modules(), stage)
-    if missing := [name for name, module in parts if module not in homes]:
-        raise ConfigError(
-            f"{kind}.pipeline_stages() leaves out '{missing[0]}', which has weights. Add it to the"
-            " modules of the stage that calls it."
-        )
+    for name, module in parts:
+        if module not in homes:
+            has = "weights" if any(True for _ in module.parameters()) else "statistics"
+            raise ConfigError(
+                f"{kind}.pipeline_stages() leaves out '{name}', which has {has}. Add it to the"
+                " modules of the stage that calls it."
+            )
     return [Unit(name, module, homes[module]) for name, module in parts]
