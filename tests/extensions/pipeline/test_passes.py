@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from trainkit.engine.base import HandedOn
 from trainkit.errors import TaskError
@@ -67,6 +69,7 @@ class Model(nn.Module):
         self.blocks = nn.ModuleList(Block() for _ in range(depth))
         self.head = nn.Linear(3, 1)
         self.constant = False
+        self.call = lambda block, *args: block(*args)
         self.after = after or (lambda self, x, first: self.head(x))
 
     def step(self, ids: Tensor) -> Tensor:
@@ -74,7 +77,7 @@ class Model(nn.Module):
         mask = (ids > 0).float()[..., None]
         first = x = self.table(ids) * 2
         for block in self.blocks:
-            x = block(x, torch.ones(3) if self.constant else first, mask)
+            x = self.call(block, x, torch.ones(3) if self.constant else first, mask)
         return self.after(self, x, first).mean()
 
 
@@ -230,6 +233,36 @@ def test_a_layer_of_another_stage_runs_in_steps_alone() -> None:
     first = Rank(model, Wire([0, 1]), 0)
     with pytest.raises(TaskError, match=r"'head' was called outside of a step, .* stage 1"):
         first.model.head(torch.ones(2, 3))
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # placeholders
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_torchs_checkpoint_around_a_layer_is_refused(use_reentrant: bool) -> None:
+    """On the stage whose first layer it would compute again from a placeholder, or without
+    gradients: the error names the setting.
+    """
+    model, wire = Model(), Wire([0, 1])
+    first, last = Rank(model, wire, 0), Rank(model, wire, 1)
+    for rank in (first, last):
+        rank.model.call = partial(checkpoint, use_reentrant=use_reentrant)
+    first(IDS)
+    with pytest.raises(TaskError, match=r"'blocks\.[23]'.* trainer\.activation_checkpointing=true"):
+        last(IDS)[0].backward()
+
+
+def test_a_frozen_layer_may_be_called_without_gradients() -> None:
+    """What it takes has none either; a whole evaluation is without."""
+    model, wire = Model(), Wire([0, 1])
+    first, last = Rank(model, wire, 0), Rank(model, wire, 1)
+    for rank in (first, last):
+        rank.model.call = torch.no_grad()(rank.model.call)
+        rank.model.table.requires_grad_(False)
+    first(IDS)
+    last(IDS)
+    with torch.no_grad():
+        first.model.table.requires_grad_(True)
+        first(IDS)
+        last(IDS)
 
 
 def test_a_placeholder_has_a_shape_and_no_values() -> None:

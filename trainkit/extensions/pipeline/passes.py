@@ -40,7 +40,10 @@ _NOT_A_CHAIN = (
     " layer. Move the computation into a layer, or return the modules of each stage, in the order"
     " of their calls, from the Task's pipeline_stages()."
 )
-
+_RECOMPUTE = (
+    "In place of torch.utils.checkpoint set trainer.activation_checkpointing=true, which computes"
+    " blocks again within their stage."
+)
 
 Kind = tuple[str, bool, int]
 
@@ -192,12 +195,17 @@ class Passes:
     ) -> Any:
         """Call a unit in the pass that is under way."""
         if self.current is None:
+            if any(type(leaf) is Placeholder for leaf in tree_leaves((tuple(args), kwargs))):
+                raise TaskError(
+                    f"'{unit.name}' is computed again in backward, from what an earlier pipeline"
+                    f" stage computes. {_RECOMPUTE}"
+                )
             if unit.stage % self._ranks == self._place:
                 return compute(*args, **kwargs)
             raise TaskError(
                 f"'{unit.name}' was called outside of a step, and its weights are on the ranks of"
                 f" pipeline stage {unit.stage}. Call it in training_step, validation_step,"
-                " test_step or predict_step."
+                f" test_step or predict_step. {_RECOMPUTE}"
             )
         own = self.current
         leaves, tree = tree_flatten((tuple(args), kwargs))
@@ -237,7 +245,15 @@ class Passes:
                 f"The arguments of '{unit.name}' that earlier pipeline stages compute change from"
                 f" one {own.kind[0]} to the next. {_NOT_A_CHAIN}"
             )
-        for place, tensor in zip(places, self._links.receive(own.stage), strict=True):
+        received = self._links.receive(own.stage)
+        if own.kind[1] and not torch.is_grad_enabled() and any(t.requires_grad for t in received):
+            raise TaskError(
+                f"'{unit.name}', the first layer of pipeline stage {own.stage}, is called without"
+                " gradients, and what it takes is trained: by torch.utils.checkpoint with"
+                f" use_reentrant=True, or torch.no_grad(). {_RECOMPUTE} Freeze layers before"
+                " torch.no_grad() that are not to be trained."
+            )
+        for place, tensor in zip(places, received, strict=True):
             own.received[id(leaves[place])] = tensor
             own.inputs.append((leaves[place], tensor))
 
