@@ -95,6 +95,12 @@ def _log_of(run: Run, microbatch: Microbatch) -> None:
     run.task._log_to(target)
 
 
+def _restore_log_of(run: Run, microbatch: Microbatch) -> None:
+    """Log as of a microbatch again, if another one's forward, or end, was in between."""
+    if run.step.num_ahead > microbatch.ends_batch or run.task._log_target is None:
+        _log_of(run, microbatch)
+
+
 def _run_step(run: Run, microbatch: Microbatch, batch_idx: int) -> Forwarded:
     with run.precision.autocast():
         outputs = call_step(run.task, "training_step", microbatch.batch, batch_idx)
@@ -110,8 +116,7 @@ def backward_batch(run: Run, forwarded: Forwarded) -> None:
     if not microbatch.num_samples:
         _backward_borrowed(run, forwarded)
         return
-    if parts.num_ahead > microbatch.ends_batch:  # another one's forward was after this one's
-        _log_of(run, microbatch)
+    _restore_log_of(run, microbatch)
     if outputs is None:
         drop_old_gradients(run)
         parts.weights.skip(microbatch.num_samples)
@@ -172,8 +177,7 @@ def leave_batch(run: Run, forwarded: Forwarded) -> None:
     microbatch, outputs, batch_idx = forwarded
     if microbatch.num_samples:
         if outputs is not None:
-            if run.step.num_ahead > microbatch.ends_batch:
-                _log_of(run, microbatch)
+            _restore_log_of(run, microbatch)
             run.hooks("on_after_backward")
         run.task._log_to(None)
         if run.hooks.has("on_train_batch_end"):  # else the batch is not held until the update
