@@ -115,6 +115,21 @@ def test_the_stages_of_a_model_read_and_draw_the_same(starts: Starts) -> None:
         assert values[0] == values[1] != values[2] == values[3]
 
 
+@pytest.mark.parametrize(
+    ("start", "blocks", "ranks"), [*zip(SPLIT, (2, 2, 1), (2, 2, 1), strict=True)]
+)
+def test_operations_are_those_of_rank_0s_layers(
+    start: str, blocks: int, ranks: int, starts: Starts
+) -> None:
+    """Forward and backward of its blocks of 6 x 6 and the head, of samples that data ranks share;
+    the shapes of other layers compute nothing.
+    """
+    counted, *others = [rank["operations"] for rank in results_of(starts, start)["measured"]]
+    expected = 3 * 2 * (36 * blocks + 6) / ranks
+    assert counted and counted == pytest.approx([expected] * len(counted))
+    assert not any(others)
+
+
 @pytest.mark.parametrize("start", SPLIT)
 def test_it_resumes_bit_for_bit_with_dropout(start: str, starts: Starts) -> None:
     """From the middle of an epoch."""

@@ -85,6 +85,18 @@ def test_the_contract_counts_data_ranks(ranks: Results) -> None:
         assert rank["lr"] == [0.1]
 
 
+def test_operations_are_those_of_rank_0s_part(alone: Results, ranks: Results) -> None:
+    """Of samples that two data ranks share: one layer of 6 x 6, whose inputs need no gradient, and
+    half the width of a pair of 6 x 12 and 12 x 1.
+    """
+    first, pair = 2 * 2 * 36, 3 * 2 * (72 + 12)
+    expected = {"alone": first + pair, "ranks": (first + pair / 2) / 2}
+    for name, results in (("alone", alone), ("ranks", ranks)):
+        counted, *others = [rank["operations"] for rank in results["scaled"]]
+        assert counted and counted == pytest.approx([expected[name]] * len(counted))
+        assert not any(others)
+
+
 def test_dropout_is_equal_within_a_group(ranks: Results) -> None:
     """What all ranks of a group compute alike stays alike; other groups draw other numbers."""
     kept = [rank["kept"] for rank in ranks["dropped"]]

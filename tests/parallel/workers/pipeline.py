@@ -23,7 +23,7 @@ import trainkit
 from recipes.bert import BERT
 from recipes.language_model import MaskedLanguageModel
 from tests.parallel.workers.trainers import exact_trainer
-from trainkit.callbacks import EMA, ModelCheckpoint
+from trainkit.callbacks import EMA, ModelCheckpoint, ThroughputMonitor
 from trainkit.engine.select import make_engine
 
 OUT, NAME, OPTIONS = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
@@ -241,6 +241,29 @@ def resumed() -> dict[str, Any]:
     return {"whole": state_of(whole), "resumed": state_of(parts[1])}
 
 
+class Operations(trainkit.Callback):
+    """Keeps the operations of a sample that a monitor counts."""
+
+    def __init__(self) -> None:
+        self.counted: list[float] = []
+
+    def on_metrics(self, trainer: Any, task: Any, metrics: Any, step: int) -> None:
+        """Divide its rates."""
+        if "throughput/tflops" in metrics:
+            flops = metrics["throughput/tflops"] * 1e12
+            self.counted.append(flops / metrics["throughput/samples_per_s"])
+
+
+def measured() -> dict[str, Any]:
+    """Return the operations of a sample."""
+    noted = Operations()
+    run = trainer(
+        "measured", max_epochs=1, log_every_n_steps=1, callbacks=[ThroughputMonitor(), noted]
+    )
+    run.fit(Chain(), data())
+    return {"operations": noted.counted}
+
+
 def masked() -> dict[str, Any]:
     """Train BERT."""
     task, run = Padded(), trainer("masked")
@@ -266,6 +289,7 @@ SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
     "resumed": resumed,
     "masked": masked,
     "normed": normed,
+    "measured": measured,
 }
 
 if __name__ == "__main__":

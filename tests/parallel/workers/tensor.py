@@ -220,17 +220,24 @@ def by_hand() -> dict[str, Any]:
 
 
 def scaled() -> dict[str, Any]:
-    """Return the contract of batch and rate, and the samples that a monitor counts."""
-    task, monitor = Wide(), ThroughputMonitor(batch_size_fn=lambda batch: len(batch[2]))
+    """Return the contract of batch and rate, and the operations of a sample."""
+    task, noted = Wide(), Noted("throughput")
+    monitor = ThroughputMonitor(batch_size_fn=lambda batch: len(batch[2]))
     trainer = fit(
         task,
         "scaled",
         global_batch_size=None,
         lr_scaling="linear",
-        callbacks=[monitor],
+        callbacks=[monitor, noted],
         max_epochs=1,
+        log_every_n_steps=1,
     )
+    rates = [values for values in noted.values if values]
     return {
+        "operations": [
+            values["throughput/tflops"] * 1e12 / values["throughput/samples_per_s"]
+            for values in rates
+        ],
         "contract": trainer.run.batch_plan.to_dict(),
         "lr": trainer.run.rates.current(),
         "steps": trainer.global_step,
@@ -252,25 +259,25 @@ def streamed() -> dict[str, Any]:
 
 
 class Noted(trainkit.Callback):
-    """Keeps what rank 0 logs."""
+    """Keeps what rank 0 logs.
 
-    def __init__(self) -> None:
+    Args:
+        names: begins of names.
+    """
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
         self.values: list[dict[str, float]] = []
 
     def on_metrics(self, trainer: Any, task: Any, metrics: Any, step: int) -> None:
-        """Keep the norms."""
-        self.values.append(
-            {
-                name: value
-                for name, value in metrics.items()
-                if name.startswith(("grad_norm", "update_ratio"))
-            }
-        )
+        """Keep those."""
+        own = {name: value for name, value in metrics.items() if name.startswith(self.names)}
+        self.values.append(own)
 
 
 def watched() -> dict[str, Any]:
     """Return the norms of gradients and updates, which a summary of layers precedes."""
-    task, noted = Wide(), Noted()
+    task, noted = Wide(), Noted("grad_norm", "update_ratio")
     monitor = GradientMonitor(every_n_steps=1, group_depth=1, update_ratio=True)
     fit(task, "watched", callbacks=[ModelSummary(max_depth=2), monitor, noted], max_epochs=1)
     return {"norms": [values for values in noted.values if values]}

@@ -4,6 +4,7 @@ and the device's utilization.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ from trainkit.device.sync_guard import allowed_read
 from trainkit.errors import TaskError
 from trainkit.extensions.insight.log_steps import is_log_step, write
 from trainkit.extensions.insight.model_summary.layers import flop_counter
+from trainkit.extensions.insight.own_parts import OwnParts
 from trainkit.extensions.insight.peak_flops import peak_flops_of
 
 if TYPE_CHECKING:
@@ -49,19 +51,21 @@ class ThroughputMonitor(Callback):
         throughput/items_per_s         of all ranks, with a `length_fn`
         throughput/step_ms_p50, ...    percentiles (p50, p90, p99, max) of rank 0's steps, by the host's clock
         throughput/data_share          share of a step spent waiting for data; communication_share: for the other ranks
-        throughput/tflops              TFLOP/s of one rank, if the FLOPs of a sample are known
+        throughput/tflops              TFLOP/s of rank 0, if the FLOPs of a sample are known;
+                                       of its own part, if ranks share a model
         throughput/mfu                 tflops as a fraction of the device's peak, if that is known too
 
     The FLOPs of a sample are counted while the first microbatch trains, forward and backward, by
     torch's FlopCounterMode (matrix products, convolutions, attention); nothing runs twice, so the
-    run stays bit-identical. Recomputation by activation checkpointing is counted too. Under
-    torch.compile operators are invisible: give `flops_per_sample`.
+    run stays bit-identical. Of a pipeline's microbatches, which are under way at once, all that
+    begin before the first one ends are counted. Recomputation by activation checkpointing is
+    counted too. Under torch.compile operators are invisible: give `flops_per_sample`.
 
     Args:
         batch_size_fn: returns the number of samples of a batch. Default: trainkit's own count.
         length_fn: returns the number of items (tokens, say) of a batch.
         window_size: number of steps averaged over.
-        flops_per_sample: FLOPs of forward and backward, in place of counting.
+        flops_per_sample: FLOPs of forward and backward of the whole model, in place of counting.
         peak_flops: peak FLOP/s of one rank's device. Default: from a table of GPUs by name and
             precision, the vendors' figures for dense matrices; none on the CPU.
     """
@@ -83,6 +87,7 @@ class ThroughputMonitor(Callback):
         self.flops_per_sample = flops_per_sample
         self.peak_flops = peak_flops
         self._counter: FlopCounterMode | None = None
+        self._counting = contextlib.ExitStack()
         self._forget()
 
     def _forget(self) -> None:
@@ -91,10 +96,14 @@ class ThroughputMonitor(Callback):
         self._paused = 0.0
         self._paused_at = 0.0
         self._counted: float | None = None
+        # microbatches that have begun and not ended while FLOPs are counted, and samples of those
+        # that have ended
+        self._open = self._counted_samples = 0
 
     def on_train_start(self, trainer: RunView, task: Task) -> None:
         """Reset, and look up the device's peak."""
         self._forget()
+        self._has_stages = trainer.engine.ranks.pipeline_size > 1
         numerics = trainer.options.numerics
         device = trainer.engine.device
         self._counts = (
@@ -120,12 +129,15 @@ class ThroughputMonitor(Callback):
         self, trainer: RunView, task: Task, batch: Any, batch_idx: int
     ) -> None:
         """Count the batch's samples and items; start to count FLOPs at the first batch."""
-        self._stop_counting()  # an earlier attempt at this batch failed and is repeated
+        if not self._has_stages:
+            self._stop_counting()  # an earlier attempt at this batch failed and is repeated
         self._samples += _number(self.batch_size_fn, "batch_size_fn", batch)
         self._items += _number(self.length_fn, "length_fn", batch)
         if self._counts and self._counted is None:
-            self._counter = flop_counter()
-            self._counter.__enter__()  # type: ignore[no-untyped-call]
+            if self._counter is None:
+                self._counter = self._counting.enter_context(flop_counter())
+                self._own_parts = self._counting.enter_context(OwnParts(self._counter))
+            self._open += 1
 
     def on_after_backward(self, trainer: RunView, task: Task) -> None:
         """Count the FLOPs of forward and backward, without the update's."""
@@ -135,17 +147,23 @@ class ThroughputMonitor(Callback):
     def on_train_batch_end(
         self, trainer: RunView, task: Task, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self._count(task)
+        if not self._has_stages:
+            self._count(task)
 
     def _count(self, task: Task) -> None:
         if self._counter is not None:
-            flops = self._stop_counting()
             target = task._log_target
             assert target is not None, "the loop has set it"
-            self._counted = flops / target.num_samples
+            self._counted_samples += target.num_samples
+            self._open -= 1
+            if not self._open:
+                samples = self._counted_samples
+                self._counted = self._stop_counting() / samples
 
     def on_train_step_end(self, trainer: RunView, task: Task) -> None:
         """Set the first mark at the first step's end; log when due."""
+        if self._has_stages:
+            self._stop_counting()  # a microbatch failed, and was repeated
         if self._marks and not is_log_step(trainer):
             return
         with allowed_read():
@@ -168,10 +186,9 @@ class ThroughputMonitor(Callback):
     def _stop_counting(self) -> int:
         counter = self._counter
         self._counter = None
-        if counter is None:
-            return 0
-        counter.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-        return counter.get_total_flops()
+        self._open = self._counted_samples = 0
+        self._counting.close()
+        return 0 if counter is None else counter.get_total_flops() - self._own_parts.elsewhere
 
     def _mark(self, trainer: RunView) -> _Mark:
         engine = trainer.engine
@@ -195,9 +212,12 @@ class ThroughputMonitor(Callback):
         parts = (now.times - before.times).seconds
         total = max(1e-9, sum(parts.values()))
         values |= {f"{part}_share": parts[part] / total for part in ("data", "communication")}
-        flops = self.flops_per_sample or self._counted
+        flops, ranks = self.flops_per_sample, trainer.world_size
+        if flops is None:
+            # rank 0's own, of all samples that the ranks of its model read
+            flops, ranks = self._counted, trainer.engine.ranks.data_size
         if flops:
-            each = flops * rate / trainer.world_size
+            each = flops * rate / ranks
             values["tflops"] = each / 1e12
             if self._peak is not None:
                 values["mfu"] = each / self._peak
