@@ -17,12 +17,12 @@ from tests.helpers.launching import Command
             "callbacks=ema",
             (
                 "EMA: validation, checkpoints and the end of the run use averaged weights (decay"
-                " 0.999)."
+                " 0.999, beginning smaller: warmup=True)."
             ),
         ),
         (
             "'callbacks=[early_stopping,ema]' callbacks.ema.decay=0.99",
-            "averaged weights (decay 0.99).",
+            "averaged weights (decay 0.99, beginning smaller: warmup=True).",
         ),
         ("callbacks=swa", "SWA: the model holds the average of 2 epochs' weights."),
         ("optimizer=lars optimizer.lr=20", "20 x 1 rank = 20"),

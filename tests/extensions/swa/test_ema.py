@@ -114,11 +114,11 @@ def test_a_validation_inside_an_epoch_knows_the_last_update(tmp_path: Path) -> N
 
 
 def test_updates_can_be_rare_and_late(tmp_path: Path) -> None:
-    """Only every n-th step after the start counts;
-    before it the weights themselves are validated and saved.
+    """Of steps 1, 4, 7, ..., as in Lightning, those after the start count; before the first of them
+    the weights themselves are validated and saved.
     """
     watch, task = Watch(), Line()
-    callback = EMA(0.5, warmup=False, update_every_n_steps=2, update_starting_at_step=3)
+    callback = EMA(0.5, warmup=False, update_every_n_steps=3, update_starting_at_step=2)
     settings: dict[str, Any] = {
         "max_steps": 9,
         "precision": "64-true",
@@ -127,11 +127,10 @@ def test_updates_can_be_rare_and_late(tmp_path: Path) -> None:
     }
     quiet(tmp_path, callbacks=[callback, watch], **settings).fit(task, loader(36), loader(4))
     assert torch.equal(watch.validated[0], watch.trained[2])
-    assert close(watch.validated[1], watch.trained[4])
-    assert close(
-        weights(task),
-        averages([watch.trained[4], watch.trained[6], watch.trained[8]], 0.5, False)[-1],
-    )
+    assert close(watch.validated[1], watch.trained[3])
+    by_hand = averages([watch.trained[3], watch.trained[6]], 0.5, False)
+    assert close(watch.validated[2], by_hand[-1])
+    assert close(weights(task), by_hand[-1])
 
 
 def test_an_update_that_was_held_back_does_not_count(tmp_path: Path) -> None:
@@ -262,6 +261,7 @@ def test_without_checkpoints_the_average_is_left_too(tmp_path: Path) -> None:
     quiet(tmp_path, **settings).fit(task, loader(23))
     assert close(weights(task), averages(watch.trained, 0.5, True)[-1])
 
+
 def test_statistics_are_sent_as_the_engine_sends_buffers(tmp_path: Path) -> None:
     """Averages and trained ones: those of a pipeline's stage are not rank 0's."""
 
@@ -297,7 +297,6 @@ def test_statistics_are_sent_as_the_engine_sends_buffers(tmp_path: Path) -> None
         assert torch.equal(shown, last.average) and torch.equal(trained, last.trained)
 
 
-
 def test_a_second_fit_begins_again(tmp_path: Path) -> None:
     """A fit does not inherit the average of the previous fit."""
     trainer = quiet(tmp_path, max_epochs=1, callbacks=EMA(0.5))
@@ -322,14 +321,14 @@ def test_the_task_is_not_copied(tmp_path: Path) -> None:
 def test_it_says_once_what_the_values_are_of(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A line says that values and checkpoints belong to the average."""
-    quiet(tmp_path, max_epochs=2, callbacks=EMA(0.99)).fit(Line(), loader(8), loader(4))
-    assert (
-        capsys.readouterr().out.count(
-            "EMA: validation, checkpoints and the end of the run use averaged weights"
-        )
-        == 1
-    )
+    """A line says that values and checkpoints belong to the average, and that its decay begins
+    smaller, if it does.
+    """
+    line = "EMA: validation, checkpoints and the end of the run use averaged weights (decay 0.99{})"
+    for warmup, more in ((True, ", beginning smaller: warmup=True"), (False, "")):
+        quiet(tmp_path, max_epochs=2, callbacks=EMA(0.99, warmup)).fit(Line(), loader(8), loader(4))
+        said = " ".join(capsys.readouterr().out.split())
+        assert said.count(line.format(more)) == 1
 
 
 @pytest.mark.parametrize(

@@ -32,8 +32,9 @@ class EMA(WeightAveraging):
         warmup: begin with a smaller decay, (1 + n) / (10 + n) after n updates, as TensorFlow's
             ExponentialMovingAverage does with `num_updates`: otherwise a short run would end near
             its first weights.
-        update_every_n_steps: optimizer steps between two updates.
-        update_starting_at_step: optimizer steps before the first update; until then there is no
+        update_every_n_steps: n for updates of the average after optimizer steps 1, n + 1, 2 n + 1,
+            ..., as in Lightning's EMAWeightAveraging.
+        update_starting_at_step: optimizer steps before the first of these; until then there is no
             average, and the trained weights are validated and saved.
         use_buffers: average batch norm's statistics too; false takes the model's last ones.
     """
@@ -70,7 +71,7 @@ class EMA(WeightAveraging):
         if trainer.is_global_zero:
             info(
                 "EMA: validation, checkpoints and the end of the run use averaged weights (decay"
-                f" {self.decay:g})."
+                f" {self.decay:g}{', beginning smaller: warmup=True' * self.warmup})."
             )
 
     def on_train_step_end(self, trainer: RunView, task: Task) -> None:
@@ -121,9 +122,6 @@ class EMA(WeightAveraging):
         if made == self._seen:
             return
         self._seen = made
-        if (
-            made > self.update_starting_at_step
-            and (made - self.update_starting_at_step) % self.update_every_n_steps == 0
-        ):
+        if made > self.update_starting_at_step and (made - 1) % self.update_every_n_steps == 0:
             n = 0 if self._average is None else self._average.num_updates
             self._update(task, min(self.decay, (1 + n) / (10 + n)) if self.warmup else self.decay)
