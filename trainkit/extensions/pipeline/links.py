@@ -30,6 +30,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainkit.engine.collectives import Collectives
+from trainkit.errors import TaskError
 from trainkit.extensions.pipeline.schedule import StageSchedule
 
 _DTYPES = sorted(
@@ -37,6 +38,10 @@ _DTYPES = sorted(
 )
 _MOST, _DIMENSIONS = 16, 8  # tensors, and dimensions of one
 _ROW = 3 + _DIMENSIONS
+_FEWER = (
+    "Concatenate or flatten what is handed on, or let the Task's pipeline_stages() begin the stage"
+    " at another layer."
+)
 _UNANSWERED = 2  # messages of an evaluation that may be under way
 Message = list[tuple[Any, Tensor]]  # sends under way, and what they read
 
@@ -78,7 +83,16 @@ class Links:
         self._gradients: deque[Message] = deque()
 
     def request(self, stage: int, places: Sequence[int]) -> None:
-        """Ask the previous stage for arguments of its last call, by their places."""
+        """Ask the previous stage for arguments of its last call, by their places.
+
+        Raises:
+            TaskError: there are too many.
+        """
+        if len(places) > _MOST:
+            raise TaskError(
+                f"The first layer of pipeline stage {stage} takes {len(places)} tensors of the"
+                f" stage before it; there can be {_MOST}. {_FEWER}"
+            )
         table = torch.full((_MOST,), -1, dtype=torch.int64)
         table[: len(places)] = torch.tensor(places, dtype=torch.int64)
         self._sent.append(self._send([table], stage, stage - 1))
@@ -94,9 +108,17 @@ class Links:
 
         Returns:
             What `wait` or `hold` takes.
+
+        Raises:
+            TaskError: one has too many dimensions.
         """
         header = torch.zeros(_MOST, _ROW, dtype=torch.int64)
         for row, tensor in zip(header, tensors, strict=False):
+            if tensor.dim() > _DIMENSIONS:
+                raise TaskError(
+                    f"Pipeline stage {stage} hands on a tensor of shape {list(tensor.shape)}; it"
+                    f" can have {_DIMENSIONS} dimensions. {_FEWER}"
+                )
             numbers = [1 + _DTYPES.index(tensor.dtype), tensor.requires_grad, tensor.dim()]
             row[: 3 + tensor.dim()] = torch.tensor([*numbers, *tensor.shape])
         sent = [header, *(tensor.detach().contiguous() for tensor in tensors)]
