@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from tests.helpers.by_hand import Pair
 from tests.helpers.logger_calls import Written
 from tests.helpers.toy import Line, Net, loader, quiet
 from trainkit.api.callback import Callback
@@ -120,6 +121,30 @@ def test_flops_are_those_of_forward_and_backward(
     assert len(counted) == 1  # it slows a microbatch down
     assert written.of("throughput/tflops") == [pytest.approx(12 * 16 / 1e12)]
     assert written.of("throughput/mfu") == [pytest.approx(12 * 16 / 1000)]
+
+
+def test_counted_flops_are_of_trainkits_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A `batch_size_fn` that counts tokens changes the rate, and not the FLOPs of a second."""
+    clock = Sleepless(monkeypatch)
+    monitor = ThroughputMonitor(batch_size_fn=lambda batch: 1000 * len(batch[0]))
+    written = run(tmp_path, Line(), monitor, clock)
+    assert written.of("throughput/samples_per_s")[-1] == pytest.approx(8000.0)
+    assert written.of("throughput/tflops")[-1] == pytest.approx(12 * 8 / 1e12)
+
+
+def test_percentiles_by_hand_are_of_the_window(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two updates a batch are one step of the clock."""
+    lengths: list[int] = []
+    monkeypatch.setattr(
+        "trainkit.extensions.insight.throughput.percentiles",
+        lambda durations: lengths.append(len(durations)) or {},
+    )
+    run(tmp_path, Pair(), ThroughputMonitor(window_size=2), log_every_n_steps=1)
+    assert lengths == [1, 2, 2, 2]
 
 
 def test_given_flops_are_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from tests.extensions.swa.falling import Falling
+from tests.helpers.by_hand import Pair
 from tests.helpers.threads import World
 from tests.helpers.toy import Line, Net, fill, loader, quiet, weights
 from trainkit.api.callback import Callback
@@ -81,6 +82,15 @@ def test_the_average_is_validated_saved_and_left(tmp_path: Path, warmup: bool) -
         )
     assert close(weights(task), by_hand[-1])
     assert not close(weights(task), watch.trained[-1])
+
+
+@pytest.mark.parametrize(("every", "start"), [(2, 0), (2, 1), (3, 0)])
+def test_updates_by_hand_are_averaged_too(tmp_path: Path, every: int, start: int) -> None:
+    """A batch of two optimizers makes two updates, so that some counts are never seen."""
+    ema = EMA(0.5, update_every_n_steps=every, update_starting_at_step=start)
+    quiet(tmp_path, callbacks=ema).fit(Pair(), loader(24))
+    assert ema._average is not None
+    assert ema._average.num_updates == (6 if every == 2 else 4)
 
 
 @pytest.mark.parametrize("callbacks", [[], [EMA(0.5)]], ids=["without", "with"])

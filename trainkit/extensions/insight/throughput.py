@@ -36,7 +36,7 @@ _PERCENTILES = {"p50": 50, "p90": 90, "p99": 99, "max": 100}
 @dataclass(frozen=True)
 class _Mark:
     seconds: float
-    step: int
+    seen: int  # samples, as trainkit counts them
     samples: int
     items: int
     times: Times
@@ -65,7 +65,8 @@ class ThroughputMonitor(Callback):
         batch_size_fn: returns the number of samples of a batch. Default: trainkit's own count.
         length_fn: returns the number of items (tokens, say) of a batch.
         window_size: number of steps averaged over.
-        flops_per_sample: FLOPs of forward and backward of the whole model, in place of counting.
+        flops_per_sample: FLOPs of forward and backward of the whole model, in place of counting;
+            of a sample as `batch_size_fn` counts them.
         peak_flops: peak FLOP/s of one rank's device. Default: from a table of GPUs by name and
             precision, the vendors' figures for dense matrices; none on the CPU.
     """
@@ -168,7 +169,10 @@ class ThroughputMonitor(Callback):
             return
         with allowed_read():
             mark = self._mark(trainer)
-        while len(self._marks) > 1 and mark.step - self._marks[1].step >= self.window_size:
+        while (
+            len(self._marks) > 1
+            and mark.times.steps - self._marks[1].times.steps >= self.window_size
+        ):
             self._marks.popleft()
         if self._marks:
             write(trainer, self._values(trainer, self._marks[0], mark))
@@ -192,7 +196,7 @@ class ThroughputMonitor(Callback):
 
     def _mark(self, trainer: RunView) -> _Mark:
         engine = trainer.engine
-        samples = trainer.state.samples_seen
+        seen = samples = trainer.state.samples_seen
         items = 0
         if self.batch_size_fn is not None:
             samples = engine.data.sum_number(self._samples)
@@ -200,7 +204,7 @@ class ThroughputMonitor(Callback):
             items = engine.data.sum_number(self._items)
         # waits for the device, so that the time fits the samples
         times = step_clock_of(trainer).read()
-        return _Mark(time.perf_counter() - self._paused, trainer.global_step, samples, items, times)
+        return _Mark(time.perf_counter() - self._paused, seen, samples, items, times)
 
     def _values(self, trainer: RunView, before: _Mark, now: _Mark) -> dict[str, float]:
         seconds = max(1e-9, now.seconds - before.seconds)
@@ -208,14 +212,16 @@ class ThroughputMonitor(Callback):
         values = {"samples_per_s": rate}
         if self.length_fn is not None:
             values["items_per_s"] = (now.items - before.items) / seconds
-        values |= percentiles(list(step_clock_of(trainer).durations)[before.step - now.step :])
+        num_steps = now.times.steps - before.times.steps
+        values |= percentiles(list(step_clock_of(trainer).durations)[-num_steps:])
         parts = (now.times - before.times).seconds
         total = max(1e-9, sum(parts.values()))
         values |= {f"{part}_share": parts[part] / total for part in ("data", "communication")}
         flops, ranks = self.flops_per_sample, trainer.world_size
         if flops is None:
-            # rank 0's own, of all samples that the ranks of its model read
+            # rank 0's own, of all samples that the ranks of its model read, as trainkit counts them
             flops, ranks = self._counted, trainer.engine.ranks.data_size
+            rate = (now.seen - before.seen) / seconds
         if flops:
             each = flops * rate / ranks
             values["tflops"] = each / 1e12

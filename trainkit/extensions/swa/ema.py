@@ -119,9 +119,10 @@ class EMA(WeightAveraging):
     def _follow(self, trainer: RunView, task: Task) -> None:
         """Apply the last optimizer update to the average, once."""
         made = trainer.global_step - trainer.state.skipped_steps
-        if made == self._seen:
-            return
+        every, before = self.update_every_n_steps, self._seen
         self._seen = made
-        if made > self.update_starting_at_step and (made - 1) % self.update_every_n_steps == 0:
+        # by hand a batch has any number of updates
+        is_due = (made - 1) // every > (before - 1) // every
+        if made > self.update_starting_at_step and is_due:
             n = 0 if self._average is None else self._average.num_updates
             self._update(task, min(self.decay, (1 + n) / (10 + n)) if self.warmup else self.decay)
