@@ -109,10 +109,12 @@ class ImageShards(trainkit.DataModule):
     def setup(self, stage: str) -> None:
         tail = [v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD, inplace=True)]
         self.val = self._dataset(
-            "val", v2.Compose([*self.augment.of_validation(self.image_size), *tail])
+            "val", v2.Compose([*self.augment.of_validation(self.image_size), *tail]), 2
         )
         if stage == "fit":
-            self.train = self._dataset("train", self.augment.of_photographs(self.image_size, tail))
+            self.train = self._dataset(
+                "train", self.augment.of_photographs(self.image_size, tail), self._num_open()
+            )
             self._check_cache(self.train.index)
 
     def describe_input(self) -> dict[str, Any]:
@@ -212,7 +214,13 @@ class ImageShards(trainkit.DataModule):
         )
         return index_for(urls_of(patterns, store, key), self.cache, self.label, _say)
 
-    def _dataset(self, part: str, transform: v2.Transform) -> Any:
+    def _num_open(self) -> int:
+        """Return how many shards a loader worker reads beside each other in training."""
+        if self.lanes == self.augment.repeats == 1:
+            return self.shuffle_shards  # a window is read to its end before the next one
+        return 2 * self.shuffle_shards * self.lanes
+
+    def _dataset(self, part: str, transform: v2.Transform, num_open: int) -> Any:
         index = self._index(part)
         if index is None:
             return None
@@ -223,7 +231,8 @@ class ImageShards(trainkit.DataModule):
                 f" {len(index.classes)} classes ({shown}). Set"
                 f" data.num_classes={len(index.classes)}."
             )
-        return ShardDataset(index, self.cache, Decoding(transform, self.label, self.num_classes))
+        decoding = Decoding(transform, self.label, self.num_classes)
+        return ShardDataset(index, self.cache, decoding, num_open)
 
     def _check_cache(self, index: Index) -> None:
         """Raise if the cache cannot hold what the shuffle reads at a time:

@@ -163,6 +163,30 @@ def test_an_interrupted_packing_is_no_data_set(packed: Path, tmp_path: Path) -> 
         ready(shards(tmp_path / "out"))
 
 
+@pytest.mark.parametrize(
+    ("options", "count"),
+    [
+        ({}, 2),
+        ({"shuffle_shards": 3}, 3),
+        ({"lanes": 2}, 8),
+        ({"augment": Augment(repeats=2)}, 4),
+        ({"shuffle_shards": 200}, 200),
+        ({"shuffle_shards": 200, "lanes": 2}, 256),
+    ],
+)
+def test_as_many_shards_stay_open_as_the_shuffle_reads(
+    options: dict[str, Any], count: int, packed: Path
+) -> None:
+    """A window; two of each lane, as lanes and copies of a sample enter the next one at several
+    times. Validation reads one after the other.
+    """
+    made = ready(shards(packed, **options))
+    assert (made.train.num_open, made.val.num_open) == (count, 2)
+    for _ in made.val_dataloader() or ():
+        pass
+    assert len(made.val._open) <= 2
+
+
 def test_a_cache_too_small_for_the_shuffle_is_refused(tmp_path: Path) -> None:
     """Each shard would be fetched again and again; the error says which numbers fit."""
     made = shards(Path("unused"), cache_dir=str(tmp_path), cache_size_gb=1, shuffle_shards=16)

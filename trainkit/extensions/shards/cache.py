@@ -6,8 +6,9 @@ longest unused ones evicted.
          -> size and sha256, unless it was fetched now -> another content: remove it, print that
          once, fetch it again
 
-A shard that is open when it is evicted stays readable to its reader: the file system keeps it until
-it is closed. Shards of this machine's own file system are read where they are.
+A shard that is open when it is evicted stays readable to its reader: the file system keeps it, and
+its place on the disk, until it is closed, which ShardDataset does when its window is past. Shards
+of this machine's own file system are read where they are.
 """
 
 from __future__ import annotations
