@@ -61,26 +61,32 @@ class Batcher:
     async def _work(self) -> None:
         while True:
             batch = await self._line.next_batch()
-            await self._answer([waiting for waiting in batch if not waiting[1].done()])
+            await self._answer(batch)
 
     async def _answer(self, batch: Sequence[Waiting]) -> None:
+        batch = [waiting for waiting in batch if not waiting[1].done()]  # its client has gone
         if not batch:
             return
         loop = asyncio.get_running_loop()
         self.num_batches = self.num_batches + 1
         self.num_samples = self.num_samples + len(batch)
+        answers: Sequence[dict[str, Any] | Exception]
         try:
-            predictions = await loop.run_in_executor(
+            answers = await loop.run_in_executor(
                 self._thread, self._model.answer, [sample for sample, _ in batch]
             )
-        except Exception as error:
-            # any of the model's: it is of one request, and not of its neighbours
-            if len(batch) == 1:
-                batch[0][1].set_exception(error)
-                return
+        except Exception as error:  # any of the model's
+            answers = [error] * (len(batch) == 1)
+        if not answers:
+            # It is of one request, and not of its neighbours. Here, where the error no longer holds
+            # the memory of its frames.
             for waiting in batch:
                 await self._answer([waiting])
             return
-        for (_, future), prediction in zip(batch, predictions, strict=True):
-            if not future.done():  # its client has gone
-                future.set_result(prediction)
+        for (_, future), answer in zip(batch, answers, strict=True):
+            if future.done():  # its client has gone meanwhile
+                continue
+            if isinstance(answer, Exception):
+                future.set_exception(answer)
+            else:
+                future.set_result(answer)
