@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterable
 from typing import Generic, TypeVar
 
@@ -17,7 +18,8 @@ class WaitingLine(Generic[Item]):
     Args:
         what: "samples" or "answers", for messages.
         max_batch_size: items of a batch at most.
-        wait_s: so long the first one of a batch waits for others.
+        wait_s: so long the first one of a batch waits for others, from its arrival; a full batch
+            waits no longer.
         max_waiting: items that may wait; more are refused.
     """
 
@@ -26,8 +28,9 @@ class WaitingLine(Generic[Item]):
         self._most = max_batch_size
         self._wait_s = wait_s
         self._max_waiting = max_waiting
-        self._items: list[Item] = []
+        self._items: list[tuple[float, Item]] = []  # when each came
         self._more = asyncio.Event()
+        self._full = asyncio.Event()
 
     def check_room(self, count: int) -> None:
         """Raise if so many items may not wait.
@@ -50,16 +53,25 @@ class WaitingLine(Generic[Item]):
 
     def add(self, items: Iterable[Item]) -> None:
         """Let items wait."""
-        self._items += items
-        self._more.set()
+        now = asyncio.get_running_loop().time()
+        self._items += [(now, item) for item in items]
+        self._set_events()
 
     async def next_batch(self) -> list[Item]:
         """Wait for items, and take those of a batch."""
         await self._more.wait()
-        if len(self._items) < self._most:
-            await asyncio.sleep(self._wait_s)
+        left_s = self._items[0][0] + self._wait_s - asyncio.get_running_loop().time()
+        if left_s > 0 and not self._full.is_set():
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._full.wait(), left_s)
         batch = self._items[: self._most]
         self._items = self._items[self._most :]
-        if not self._items:
-            self._more.clear()
-        return batch
+        self._set_events()
+        return [item for _, item in batch]
+
+    def _set_events(self) -> None:
+        for event, least in ((self._more, 1), (self._full, self._most)):
+            if len(self._items) >= least:
+                event.set()
+            else:
+                event.clear()
