@@ -1,7 +1,8 @@
 """The ASGI app of a served model; every answer but /metrics is JSON.
 
 POST /predict   {"inputs": ...} as application/json, or a picture as image/jpeg or image/png -> {"predictions": [...]}
-GET /           the description of the input      GET /health   200 while it answers      GET /metrics   for Prometheus
+GET /           the description of the input      GET /health   200 while it answers, 503 after its device has failed
+GET /metrics    for Prometheus
 """
 
 from __future__ import annotations
@@ -101,6 +102,8 @@ class Service:
         return JSONResponse({"file": self.model.path.name, **description})
 
     async def _health(self, request: Request) -> Response:
+        if self.model.fault:
+            return JSONResponse({"status": "failed", "error": self.model.fault}, 503)
         return JSONResponse({"status": "ok", "file": self.model.path.name})
 
     async def _metrics(self, request: Request) -> Response:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,12 +22,14 @@ from trainkit.errors import ConfigError
 from trainkit.extensions.exporting import onnx, program
 from trainkit.extensions.exporting.description import InputTensor, read_description
 from trainkit.extensions.serving.body import RequestError, refuse_constant
+from trainkit.extensions.serving.failures import is_of_device, is_out_of_memory
 
 Sample = tuple[Tensor, ...]  # the arguments of the forward, without their rows' dimension
 _LOADERS: dict[str, Callable[[Path], Callable[..., Any]]] = {
     ".pt2": program.load,
     ".onnx": onnx.load,
 }
+_log = logging.getLogger("trainkit")
 _MOST_PIXELS = 50_000_000
 _JPEG = b"\xff\xd8"
 
@@ -37,6 +40,7 @@ class ServedModel:
     Attributes:
         path: the file.
         description: what its input is.
+        fault: why the device can be used no more; "" while it can.
     """
 
     def __init__(self, path: Path) -> None:
@@ -51,6 +55,7 @@ class ServedModel:
                 " trainkit export ckpt_path=best run_dir=RUN format=torch_export."
             )
         self.path = path
+        self.fault = ""
         self.description = read_description(path)
         try:
             with warnings.catch_warnings():
@@ -120,15 +125,36 @@ class ServedModel:
         """Return the prediction of each sample.
 
         Raises:
-            RequestError: the model refuses a sample.
+            RequestError: the model refuses a sample, memory is short, or the device has failed.
         """
+        if self.fault:
+            raise RequestError(500, self.fault)
         size = self.description.batch_size
         predictions: list[dict[str, Any]] = []
-        for start in range(0, len(samples), size or len(samples)):
-            part = samples[start : start + (size or len(samples))]
-            padded = [part[i % len(part)] for i in range(size)] if size else part
-            predictions += self._answer(padded)[: len(part)]
+        try:
+            for start in range(0, len(samples), size or len(samples)):
+                part = samples[start : start + (size or len(samples))]
+                padded = [part[i % len(part)] for i in range(size)] if size else part
+                predictions += self._answer(padded)[: len(part)]
+        except Exception as error:
+            self._raise_own(error, len(samples))
+            raise
         return predictions
+
+    def _raise_own(self, error: Exception, num_samples: int) -> None:
+        """Raise what a client reads of an error that is the server's."""
+        if is_of_device(error):
+            reason = program.first_line(error)
+            self.fault = f"The model's device has failed ({reason}). Restart the service."
+            _log.error(self.fault)
+            raise RequestError(500, self.fault) from error
+        if is_out_of_memory(error):
+            _log.warning(
+                f"Out of memory in a call of {num_samples} samples: {program.first_line(error)}"
+            )
+            if num_samples == 1:
+                text = "The server has too little memory for this call. Try again later."
+                raise RequestError(503, text) from error
 
     def _answer(self, samples: Sequence[Sample]) -> list[dict[str, Any]]:
         try:
@@ -137,7 +163,8 @@ class ServedModel:
                     *(torch.stack(column) for column in zip(*samples, strict=True))
                 )
         except Exception as error:  # any of the model's: an index out of range, for example
-            if len(samples) > 1 and self.description.batch_size is None:
+            is_own = is_of_device(error) or is_out_of_memory(error)
+            if is_own or (len(samples) > 1 and self.description.batch_size is None):
                 raise
             raise RequestError(
                 400, f"The model refuses this input: {program.first_line(error)}."

@@ -22,10 +22,12 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from trainkit.errors import ConfigError
+from trainkit.extensions.exporting.program import first_line
 from trainkit.extensions.language.sampling import Answer, begin
 from trainkit.extensions.language.sources import ModelSource
 from trainkit.extensions.serving.app import ServiceOptions
 from trainkit.extensions.serving.body import RequestError, read_body
+from trainkit.extensions.serving.failures import is_of_device, is_out_of_memory
 from trainkit.extensions.serving.openai_format import (
     OpenAIError,
     Read,
@@ -66,6 +68,7 @@ class TextService:
         self._codes: Counter[int] = Counter()
         self._num_tokens: Counter[str] = Counter()
         self._created = int(time.time())
+        self._fault = ""  # why the device can be used no more
 
     def app(self) -> Starlette:
         """Return the app."""
@@ -96,9 +99,22 @@ class TextService:
             response = JSONResponse(refusal(_GONE), 400)
         except Exception as error:
             _log.exception("A request failed.")
-            response = JSONResponse(refusal(_failure(error)), 500)
+            failure = self._failure(error)
+            response = JSONResponse(refusal(failure), failure.status)
         self._codes[response.status_code] += 1
         return response
+
+    def _failure(self, error: Exception) -> RequestError:
+        """Return what a client reads of an error of the model's."""
+        if is_out_of_memory(error):
+            return RequestError(
+                503, "The server has too little memory for this request. Try again later."
+            )
+        if is_of_device(error):
+            self._fault = (
+                f"The model's device has failed ({first_line(error)}). Restart the service."
+            )
+        return _failure(error)
 
     async def _answer(self, request: Request, read: Read) -> Response:
         options = self._options
@@ -148,7 +164,7 @@ class TextService:
                     yield _event(chunk(asked, piece.place, "", piece.finish))
         except Exception as error:  # the status has been sent: the stream says it
             _log.exception("A request failed.")
-            yield _event(refusal(_failure(error)))
+            yield _event(refusal(self._failure(error)))
             return
         self._count(answers)
         if asked.include_usage:
@@ -177,6 +193,8 @@ class TextService:
         }
 
     async def _health(self, request: Request) -> Response:
+        if self._fault:
+            return JSONResponse({"status": "failed", "error": self._fault}, 503)
         return JSONResponse({"status": "ok", "model": self._name})
 
     async def _metrics(self, request: Request) -> Response:
