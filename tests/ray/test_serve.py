@@ -99,3 +99,22 @@ def test_what_cannot_be_served_is_refused(run_dir: Path, command: Command) -> No
             f"python -m trainkit serve {run_dir} backend=local port={taken.getsockname()[1]}"
         )
     assert done.code == 2 and "cannot be used" in done.err, done.text
+
+
+def test_requests_beyond_those_that_may_wait_are_refused(run_dir: Path, cluster: str) -> None:
+    """503 by Ray, in front of a replica that has as many as it may; these are answered."""
+    body = json.dumps({"inputs": torch.zeros(3, 32, 32).tolist()}).encode()
+
+    def status(address: str) -> int:
+        request = urllib.request.Request(
+            f"{address}/predict", body, {"content-type": "application/json"}
+        )
+        try:
+            return int(urllib.request.urlopen(request, timeout=60).status)
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    words = ("backend=ray", "max_waiting=2", "batch_wait_ms=3000")
+    with service(run_dir, *words) as address, ThreadPoolExecutor(12) as pool:
+        seen = list(pool.map(status, [address] * 12))
+    assert {*seen} == {200, 503} and seen.count(200) >= 2, seen

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 from pathlib import Path
@@ -82,3 +83,19 @@ def test_an_export_older_than_the_best_checkpoint_is_named(
     assert find_export(str(tmp_path), []) == file
     text = capsys.readouterr().out
     assert f"export ckpt_path=best run_dir={tmp_path} format=torch_export" in text
+
+
+def test_requests_in_front_of_the_replicas_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By max_waiting: Ray lets any number wait by default, and answers others with 503."""
+    given: dict[str, Any] = {}
+
+    def deployed(ingress: Any, **options: Any) -> Any:
+        given.update(options)
+        return SimpleNamespace(bind=lambda: "application")
+
+    fake = SimpleNamespace(ingress=lambda build: lambda: "ingress", deployment=deployed)
+    monkeypatch.setattr(importlib, "import_module", lambda _: fake)
+    made = module.deployment(Path("x.pt2"), ServiceOptions(max_waiting=7), Where("ray", replicas=2))
+    assert made == "application"
+    assert (given["max_ongoing_requests"], given["max_queued_requests"]) == (7, 7)
+    assert given["num_replicas"] == 2

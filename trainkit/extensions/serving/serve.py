@@ -169,6 +169,8 @@ def deployment(path: Path, options: ServiceOptions, where: Where) -> Any:
         name=_NAME,
         num_replicas=where.replicas,
         max_ongoing_requests=options.max_waiting,
+        # without it Ray lets any number wait in front of the replicas
+        max_queued_requests=options.max_waiting,
         ray_actor_options={"num_cpus": where.cpus},
     )
     return made.bind()
