@@ -11,14 +11,14 @@ pieces_of     all of that, for one prompt
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from trainkit.errors import ConfigError
+from trainkit.errors import ConfigError, TaskError
 from trainkit.extensions.language.sources import Messages, ModelSource
 
 
@@ -55,15 +55,16 @@ class Answer:
         ask: what is asked.
         ids: tokens of the prompt, and of the answer so far.
         num_prompt: those of the prompt.
-        finish: why it ended: "stop" at a token or a text that ends it, "length" at max_new_tokens or
-            the model's longest text; "" before. A caller that no longer listens sets it.
+        finish: why it ended: "stop" at a token or a text that ends it, "length" at max_new_tokens
+            or the model's longest text, "error" if no token could be drawn; "" before. A caller that
+            no longer listens sets it.
     """
 
     def __init__(self, source: ModelSource, ask: Ask, ids: list[int]) -> None:
         self.ask = ask
         self.ids = ids
         self.num_prompt = len(ids)
-        self.finish: Literal["", "stop", "length", "left"] = ""
+        self.finish: Literal["", "stop", "length", "left", "error"] = ""
         self._most = ask.max_new_tokens
         if source.room is not None:
             self._most = min(self._most, source.room - len(ids))
@@ -139,21 +140,39 @@ def begin(source: ModelSource, ask: Ask) -> Answer:
     return Answer(source, ask, ids)
 
 
-def continue_all(source: ModelSource, answers: Sequence[Answer]) -> Iterator[tuple[Answer, str]]:
+def continue_all(
+    source: ModelSource,
+    answers: Sequence[Answer],
+    failed: Callable[[Answer, Exception], object] | None = None,
+) -> Iterator[tuple[Answer, str]]:
     """Yield each new token's text, "" for a part of a letter or an end, and of which answer it is.
 
     Each answer is what it would be by itself, up to the rounding of sums: its draws are its own. A
     model that cannot read texts of several lengths answers them one after the other.
+
+    Args:
+        source: the model.
+        answers: they are continued to their ends.
+        failed: receives an answer of which no token can be drawn, and the error; it ends, and the
+            others are continued. Without it the error is raised.
     """
     reader = source.reader()
     if len(answers) > 1 and not reader.can_batch:
         for one in answers:
-            yield from continue_all(source, [one])
+            yield from continue_all(source, [one], failed)
         return
     left = [one for one in answers if not one.finish]
     while left:
         for one, logits_V in zip(left, reader.read([one.ids for one in left]), strict=True):
-            yield one, one.take(logits_V)
+            try:
+                text = one.take(logits_V)
+            except Exception as error:
+                if failed is None:
+                    raise
+                one.finish = "error"
+                failed(one, error)
+                continue
+            yield one, text
         going = [place for place, one in enumerate(left) if not one.finish]
         if len(going) < len(left):
             left = [left[place] for place in going]
@@ -177,11 +196,21 @@ def draw(
     top_p: float | None,
     generator: torch.Generator,
 ) -> Tensor:
-    """Return a token, [1]."""
+    """Return a token, [1].
+
+    Raises:
+        TaskError: a probability is NaN or Inf. torch.multinomial would say so, and on a GPU end the
+            use of the device with it.
+    """
     if temperature == 0:
         return logits_V.argmax()[None]
     best_K, places_K = logits_V.topk(min(top_k or len(logits_V), len(logits_V)))
     shares_K = (best_K / temperature).softmax(-1)
+    if not shares_K.isfinite().all():
+        raise TaskError(
+            "The model's logits of the next token are NaN or Inf, so none can be drawn. Its weights"
+            " may be of a run that diverged, or its dtype too narrow: try another checkpoint."
+        )
     if top_p is not None:
         before_K = shares_K.cumsum(-1) - shares_K
         shares_K = shares_K.where(before_K < top_p, 0)

@@ -87,11 +87,14 @@ class TextBatcher:
     def _answer(self, batch: Sequence[_Waiting], loop: asyncio.AbstractEventLoop) -> None:
         """Make the answers; called in the thread."""
         of = {id(waiting.answer): waiting for waiting in batch}
+
+        def put(one: Answer, piece: TextPiece | Exception) -> None:
+            loop.call_soon_threadsafe(of[id(one)].pieces.put_nowait, piece)
+
         try:
-            for one, text in continue_all(self._source, [waiting.answer for waiting in batch]):
-                waiting = of[id(one)]
-                piece = TextPiece(waiting.place, text, one.finish)
-                loop.call_soon_threadsafe(waiting.pieces.put_nowait, piece)
+            answers = [waiting.answer for waiting in batch]
+            for one, text in continue_all(self._source, answers, failed=put):
+                put(one, TextPiece(of[id(one)].place, text, one.finish))
         except Exception as error:  # any of the model's; its requests answer it, the worker lives
             for waiting in batch:
-                loop.call_soon_threadsafe(waiting.pieces.put_nowait, error)
+                put(waiting.answer, error)
