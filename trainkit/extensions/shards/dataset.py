@@ -96,9 +96,16 @@ class ShardDataset(Dataset[Any]):
         members = held.members
         descriptor = held.file.fileno()  # pread: workers that were forked share the file's position
         files = {
-            kind: os.pread(descriptor, size, offset)
-            for kind, (offset, size) in members[place].items()
+            kind: _read(descriptor, size, offset) for kind, (offset, size) in members[place].items()
         }
+        for kind, (offset, size) in members[place].items():
+            if len(files[kind]) < size:
+                raise DataError(
+                    f"{self.index.shards[number].url}: the file '{kind}' of its sample {place}"
+                    f" (from 0) has {size:,} bytes from byte {offset:,} on, and"
+                    f" {len(files[kind]):,} can be read. It was truncated after it was opened: write"
+                    " it again; one in data.cache_dir is fetched again when the run resumes."
+                )
         sample = Sample(files, lambda: f"{self.index.shards[number].url}: {members.key_of(place)}")
         return sample if self.decode is None else self.decode(sample)
 
@@ -135,3 +142,14 @@ class ShardDataset(Dataset[Any]):
             is_past = held.used < past and os.fstat(held.file.fileno()).st_nlink == 0
             if is_past or len(self._open) > self.num_open:
                 self._open.pop(number).file.close()
+
+
+def _read(descriptor: int, size: int, offset: int) -> bytes:
+    """Return so many bytes, or those up to the end of the file; Linux returns 2 GiB at most."""
+    content = os.pread(descriptor, size, offset)
+    while 0 < len(content) < size:
+        more = os.pread(descriptor, size - len(content), offset + len(content))
+        if not more:
+            break
+        content += more
+    return content
