@@ -280,7 +280,7 @@ def test_a_missing_index_is_made_once(index: Index, bucket: ObjectStore, tmp_pat
             "s3://images/none-*.tar",
             r"data\.urls is 's3://images/none-\*\.tar', which no file matches",
         ),
-        ("a-{x}.tar", "braces hold numbers or a list"),
+        ("a-{x}.tar", "braces hold numbers, letters or a list"),
         ("a-{0,0}.tar", r"data\.urls names a-0\.tar twice"),
     ],
 )

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import json
 import re
+import string
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +26,7 @@ from trainkit.errors import ConfigError, DataError
 from trainkit.extensions.shards.store import ShardStore, joined
 
 INDEX = "index.json"
+_LETTERS = string.ascii_uppercase + string.ascii_lowercase
 
 
 @dataclass(frozen=True)
@@ -138,7 +141,7 @@ def find_index(root: str, store: ShardStore) -> Index | None:
 
 
 def urls_of(patterns: str | Sequence[str], store: ShardStore, key: str) -> list[str]:
-    """Return the shards that patterns name: paths or URLs, {000..127} for numbers, * for any.
+    """Return the shards that patterns name: paths or URLs, braces as in bash, * for any.
 
     Args:
         key: the setting that holds them, for messages.
@@ -148,7 +151,7 @@ def urls_of(patterns: str | Sequence[str], store: ShardStore, key: str) -> list[
     """
     urls: list[str] = []
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        for url in _spelled_out(pattern, key):
+        for url in _spelled_out(pattern, f"{key} is '{pattern}'"):
             urls += store.matching(url) if re.search(r"[*?\[]", url) else [url]
     if not urls:
         raise ConfigError(
@@ -163,19 +166,67 @@ def urls_of(patterns: str | Sequence[str], store: ShardStore, key: str) -> list[
     return urls
 
 
-def _spelled_out(pattern: str, key: str) -> list[str]:
-    """Return the patterns without braces: {000..127} is counted, {a,b} is listed."""
-    braces = re.search(r"\{([^{}]*)\}", pattern)
-    if braces is None:
-        return [pattern]
-    numbers = re.fullmatch(r"(\d+)\.\.(\d+)", braces[1])
-    if numbers is None and "," not in braces[1]:
+def _spelled_out(pattern: str, given: str) -> list[str]:
+    """Return the patterns without braces, in the order of braceexpand (WebDataset's) and bash:
+    {000..127} is counted, as are {9..0..3} and {a..f}, and {a,b} is listed.
+
+    Args:
+        given: the setting and its value, for messages.
+    """
+    begin = pattern.find("{")
+    cuts = _cuts(pattern, begin) if begin >= 0 else []
+    before = pattern[:begin] if cuts else pattern
+    if "{" in before or "}" in before or re.search(r"\\[{},]", pattern):
         raise ConfigError(
-            f"{key} is '{pattern}'; braces hold numbers or a list, as {{000..127}} or {{a,b}}."
+            f"{given}; each {{ needs its }}, and a backslash does not escape them:"
+            " rename files that have them."
         )
-    inner = braces[1].split(",")
+    if not cuts:
+        return [pattern]
+    inner = pattern[begin + 1 : cuts[-1]]
+    texts = _counted(inner)
+    if texts is None and len(cuts) == 2:
+        raise ConfigError(
+            f"{given}; braces hold numbers, letters or a list, as {{000..127}}, {{a..f}}"
+            " or {a,b}."
+        )
+    if texts is None:
+        parts = [pattern[low + 1 : high] for low, high in pairwise(cuts)]
+        texts = [text for part in parts for text in _spelled_out(part, given)]
+    after = _spelled_out(pattern[cuts[-1] + 1 :], given)
+    return [f"{before}{text}{rest}" for text in texts for rest in after]
+
+
+def _cuts(pattern: str, begin: int) -> list[int]:
+    """Return the places of a brace, of the commas in it and of its other end; none without one."""
+    depth, places = 0, list[int]()
+    for place in range(begin, len(pattern)):
+        letter = pattern[place]
+        depth += (letter == "{") - (letter == "}")
+        if depth == 0:
+            return [*places, place]
+        if place == begin or (letter == "," and depth == 1):
+            places.append(place)
+    return []
+
+
+def _counted(inner: str) -> list[str] | None:
+    """Return what {first..last..step} counts, up or down; None of another text. Numbers have the
+    width of the longer end if one begins with a zero.
+    """
+    numbers = re.fullmatch(r"(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?", inner, re.ASCII)
+    letters = re.fullmatch(r"([A-Za-z])\.\.([A-Za-z])(?:\.\.-?(\d+))?", inner, re.ASCII)
     if numbers is not None:
-        width = len(numbers[1]) if numbers[1].startswith("0") else 0
-        inner = [f"{number:0{width}d}" for number in range(int(numbers[1]), int(numbers[2]) + 1)]
-    whole = [f"{pattern[: braces.start()]}{text}{pattern[braces.end() :]}" for text in inner]
-    return [url for one in whole for url in _spelled_out(one, key)]
+        ends = numbers[1], numbers[2]
+        is_padded = any(re.match(r"-?0", end) and end not in ("0", "-0") for end in ends)
+        width = max(map(len, ends)) if is_padded else 0
+        return [f"{number:0{width}d}" for number in _steps(int(ends[0]), int(ends[1]), numbers[3])]
+    if letters is not None:
+        first, last = (_LETTERS.index(end) for end in (letters[1], letters[2]))
+        return [_LETTERS[place] for place in _steps(first, last, letters[3])]
+    return None
+
+
+def _steps(first: int, last: int, step: str | None) -> range:
+    size = int(step or 1) or 1
+    return range(first, last + 1, size) if first < last else range(first, last - 1, -size)
