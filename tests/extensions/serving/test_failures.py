@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tests.helpers.toy import Line
 from trainkit.extensions.exporting.export import export
 from trainkit.extensions.serving.app import Service, ServiceOptions
 from trainkit.extensions.serving.openai_app import TextService
+from trainkit.extensions.serving.serve import _Replica
 
 HEALTH = ("GET", "/health", "", b"")
 SAMPLE = {"inputs": [1.0, 2.0, 3.0]}
@@ -141,3 +143,13 @@ def test_texts_tell_them_apart_too(error: Exception, status: int, health: int) -
     found, answer, found_health = asyncio.run(talk())
     assert (found, found_health) == (status, health)
     assert answer["error"]["type"] == "server_error"
+
+
+def test_ray_replaces_a_replica_whose_device_has_failed(path: Path) -> None:
+    """Its health check, which Ray asks, raises then; a request that is refused is no reason."""
+    for error, is_dead in ((ValueError("x"), False), (DEAD_DEVICE[0], True)):
+        service, replica = service_of(path, failing(error, [])), _Replica()
+        replica.app = service.app()
+        predict(service, SAMPLE)
+        with pytest.raises(RuntimeError, match="device has failed") if is_dead else nullcontext():
+            replica.check_health()

@@ -93,7 +93,7 @@ def test_requests_in_front_of_the_replicas_are_limited(monkeypatch: pytest.Monke
         given.update(options)
         return SimpleNamespace(bind=lambda: "application")
 
-    fake = SimpleNamespace(ingress=lambda build: lambda: "ingress", deployment=deployed)
+    fake = SimpleNamespace(ingress=lambda _: lambda replica: replica, deployment=deployed)
     monkeypatch.setattr(importlib, "import_module", lambda _: fake)
     made = module.deployment(Path("x.pt2"), ServiceOptions(max_waiting=7), Where("ray", replicas=2))
     assert made == "application"

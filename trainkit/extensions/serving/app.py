@@ -68,9 +68,11 @@ class Service:
             Route("/metrics", self._metrics),
             Route("/predict", self._predict, methods=["POST"]),
         ]
-        return Starlette(
+        app = Starlette(
             routes=routes, exception_handlers={HTTPException: _refused, Exception: _failed}
         )
+        app.state.service = self
+        return app
 
     async def _predict(self, request: Request) -> Response:
         begun = time.perf_counter()

@@ -156,6 +156,18 @@ def _run_here(app: Starlette, options: ServiceOptions, where: Where) -> None:
     )
 
 
+class _Replica:
+    """What Ray asks a replica, beside requests."""
+
+    app: Starlette  # Ray's wrapper has it
+
+    def check_health(self) -> None:
+        """Raise after the device has failed: Ray puts another replica in its place."""
+        fault = self.app.state.service.model.fault
+        if fault:
+            raise RuntimeError(fault)
+
+
 def deployment(path: Path, options: ServiceOptions, where: Where) -> Any:
     """Return the application for `ray.serve.run`: replicas, each with the app of `Service`."""
     ray_serve = importlib.import_module("ray.serve")
@@ -163,7 +175,7 @@ def deployment(path: Path, options: ServiceOptions, where: Where) -> Any:
     def build() -> Any:
         return Service(path, options).app()
 
-    ingress = ray_serve.ingress(build)()
+    ingress = ray_serve.ingress(build)(_Replica)
     made = ray_serve.deployment(
         ingress,
         name=_NAME,
