@@ -40,6 +40,7 @@ from hydra.core.hydra_config import HydraConfig
 import recipes
 import trainkit
 from tests.helpers.forks import BIN, LAUNCHERS, READY, ROOT, USED
+from tests.helpers.huge_pages import merge_pages
 from trainkit.config import compose
 from trainkit.config.choices import in_force, register
 from trainkit.extensions import NAMES
@@ -162,6 +163,7 @@ def _import_for(words: list[str]) -> None:
             with contextlib.suppress(ImportError):  # optional: the fork reports it
                 importlib.import_module(name)
         gc.freeze()
+        merge_pages()
 
 
 def _read(request: int) -> Any:
@@ -308,6 +310,7 @@ if __name__ == "__main__":
         * bool(os.environ.get("PYTHONPATH")) :
     ]
     gc.freeze()  # what is imported is not looked at again in each fork
+    merge_pages()
     (_folder / READY).touch()
     _serve(_listener)
     _listener.close()
