@@ -277,7 +277,8 @@ def _unreached(trainer: RunView) -> list[str]:
         one.every_n_train_steps for one in trainer.callbacks if isinstance(one, ModelCheckpoint)
     ]
     steps = [("ModelCheckpoint.every_n_train_steps", every) for every in saves if every]
-    steps.append(("max_steps", trainer.options.limits.max_steps or 0))
+    if trainer.task.automatic_optimization:  # by hand an epoch has any number of steps
+        steps.append(("max_steps", trainer.options.limits.max_steps or 0))
     if (exact := trainer.options.communication.start_after_steps) > 0:
         steps.append(("communication.start_after_steps", exact + 1))
     return [

@@ -1,6 +1,6 @@
 """The words of a command line: the config, its overrides, and Hydra's flags.
 
-`conf=NAME` selects conf/NAME.yaml. Every value override may add a key (`a.b=1` means `++a.b=1`):
+`conf=NAME` selects conf/NAME.yaml. Every value override but one of `vars` may add a key (`a.b=1` means `++a.b=1`):
 the constructors decide which keys exist (schema.py), since they know more than the yaml files and
 name the nearest key.
 """
@@ -200,9 +200,9 @@ def force(override: str, folders: Sequence[Path]) -> str:
         raise ConfigError(
             _NO_NAME.format(group, value, names, _MEANT.get(group, f"{group}.NAME=..."), no_choice)
         )
-    return (
-        override if override[0] in "+~" or is_group or key.startswith("hydra") else f"++{override}"
-    )
+    # of `vars` no constructor knows which there are: Hydra refuses one that no file has
+    is_hydras = key.startswith(("hydra", "vars."))
+    return override if override[0] in "+~" or is_group or is_hydras else f"++{override}"
 
 
 def _are_names(override: str) -> bool:

@@ -57,11 +57,7 @@ from trainkit.config.sweep import (
     show_as_typed,
     sweep_settings,
 )
-from trainkit.config.typed import (
-    refuse_a_new_folder,
-    refuse_trust_in_files,
-    refuse_unread_vars,
-)
+from trainkit.config.typed import refuse_a_new_folder, refuse_trust_in_files
 from trainkit.config.users_code import named_by_user
 from trainkit.config.yaml_file import explain_file
 from trainkit.console import plural
@@ -362,7 +358,6 @@ def _job(
         f"runs/{plain['conf']}/{job_started() or time.strftime('%Y-%m-%d_%H-%M-%S', started)}",
     )
     refuse_trust_in_files(plain.get("trust") or [], overrides)
-    refuse_unread_vars(plain.get("vars") or {}, text, overrides)
     hydra_config = HydraConfig.get()
     if hydra_config.mode is not None and hydra_config.mode.name == "MULTIRUN":
         of_run = f"{plain['run_dir']}/checkpoints/{plain.get('ckpt_path')}"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from hydra.errors import ConfigCompositionException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig
 from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue
 
 from trainkit.config.resources import conf_folders
@@ -81,6 +82,8 @@ def explain(error: Exception) -> NoReturn:
             f"This config chooses no {group}, so there is none to replace: +{group}=NAME adds one."
             f" An argument of the task is passed to it as `{group}: ${{{group}}}`."
         ) from error
+    if absent := re.match(r"Could not override 'vars\.([^']+)'", str(error)):
+        _explain_absent(absent[1], error)
     if isinstance(error, OverrideParseException):
         raise ConfigError(
             f"'{str(error.override).removeprefix('++')}' is no override that Hydra can read. Quote"
@@ -99,6 +102,17 @@ def explain(error: Exception) -> NoReturn:
         absent = text.removeprefix("Interpolation key '").partition("'")[0]
         raise ConfigError(_ABSENT.format(key, absent, absent.partition(".")[0])) from error
     raise ConfigError(f"{key}: {text}" if key and key not in text else text) from error
+
+
+def _explain_absent(name: str, error: Exception) -> NoReturn:
+    """Reword Hydra's error about an entry of `vars` that no file of the config has."""
+    node = getattr(error.__cause__, "parent_node", None)
+    known = [str(key) for key in node] if isinstance(node, DictConfig) else []
+    near = did_you_mean(name.rpartition(".")[2], known)
+    raise ConfigError(
+        f"vars.{name} is given, and no file of this config has it: nothing reads it.{near} To add"
+        f" it all the same: +vars.{name}=..."
+    ) from error
 
 
 def _explain_missing_plugin(file: str, error: Exception) -> None:

@@ -115,7 +115,7 @@ def _refuse_without_effect(primary: Primary) -> None:
     files = [at / f"{primary.name}.yaml" for at in (primary.folder, *conf_folders(Path.cwd()))]
     file = next(filter(Path.is_file, files))
     for key in read_config(file).get("hydra") or ():
-        if key not in ("searchpath", *_PARTS):
+        if key not in ("searchpath", "job", *_PARTS):
             raise ConfigError(
                 f"{file} sets hydra.{key}, which has no effect: the folder of a run, and of several"
                 " with -m, is run_dir=FOLDER. Leave it out."

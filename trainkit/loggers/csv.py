@@ -36,7 +36,7 @@ class CSVLogger(RowLogger):
                 reader.fieldnames = [_name(text) for text in reader.fieldnames or self._columns]
                 rows = [dict(row) for row in reader if _is_whole(row)]
             self._rows = [row for row in rows if self.sieve(int(row["step"]))]
-            if not self.was_of_another_run(len(rows), len(self._rows)):
+            if not self.was_of_another_run(run, len(rows), len(self._rows)):
                 self._columns = list(reader.fieldnames)
         self._rewrite()
 

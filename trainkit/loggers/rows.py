@@ -16,7 +16,7 @@ from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.arguments import checked
 from trainkit.console import info, short
-from trainkit.loggers.base import Logger
+from trainkit.loggers.base import Logger, RunFacts
 from trainkit.loggers.media_files import write_media
 from trainkit.loggers.place import LoggerPlace, Placed
 from trainkit.metrics.media import Media
@@ -73,11 +73,11 @@ class RowLogger(Placed, Logger):
     def log_media(self, media: Media, step: int) -> None:
         write_media(self.path.parent / "media", media, step)
 
-    def was_of_another_run(self, rows: int, retained: int) -> bool:
-        """Rename the file that is there if none of its rows is retained, and report it: in a folder
-        that several runs may have, it is another run's. Return whether it was.
+    def was_of_another_run(self, run: RunFacts, rows: int, retained: int) -> bool:
+        """Rename the file that is there if a new run retains none of its rows, and report it: in a
+        folder that several runs may have, it is another run's. Return whether it was.
         """
-        if self.place.save_dir is None or not rows or retained:
+        if self.place.save_dir is None or run.resumes or not rows or retained:
             return False
         now = time.strftime("%Y-%m-%d_%H-%M-%S")
         names = (f"before-{now}-{number}-{self.path.name}" for number in itertools.count(1))

@@ -39,6 +39,8 @@ def use_fused(optimizers: Iterable[Optimizer]) -> None:
         # also if the user requests it, or adds a group that does
         optimizer.register_step_pre_hook(_prepare)
         optimizer.register_load_state_dict_post_hook(_lay_out)
+        if optimizer.state:  # that of a script: laid out, and counted where the fused one counts
+            optimizer.load_state_dict(optimizer.state_dict())
 
 
 def _lacks_rule(optimizer: Optimizer, group: dict[str, Any]) -> bool:

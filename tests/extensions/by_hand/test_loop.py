@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 import trainkit
 from tests.helpers.elastic_threads import ElasticThreadEngine, Job, Killed
@@ -440,3 +440,39 @@ def test_what_cannot_work_is_refused(tmp_path: Path) -> None:
         loop_of(model, optimizer, loader(8), run_dir=tmp_path, halve_batch_on_oom=True)
     with pytest.raises(ConfigError, match="max_epoch"):
         loop_of(model, optimizer, loader(8), run_dir=tmp_path, max_epoch=1)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
+def test_a_loaded_state_has_the_layout_of_the_weights(kind: Any, tmp_path: Path) -> None:
+    """The fused implementation walks memory: a momentum row by row beside weights by channels would
+    mix up elements.
+    """
+    options = {"momentum": 0.9} if kind is torch.optim.SGD else {}
+
+    def made() -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(16, 1))
+        return model, kind(model.parameters(), lr=0.01, **options)
+
+    generator = torch.Generator().manual_seed(1)
+    pictures = torch.randn(8, 3, 4, 4, generator=generator)
+    data = DataLoader(TensorDataset(pictures, pictures.sum((1, 2, 3))[:, None]), batch_size=4)
+    trained: list[Tensor] = []
+    for channels_last in (False, True):
+        model, optimizer = made()
+        for number in range(2):
+            settings = {"run_dir": tmp_path / str(number), "channels_last": channels_last}
+            train(loop_of(model, optimizer, data, **settings), model)
+            model, optimizer, before = *made(), (model.state_dict(), optimizer.state_dict())
+            model.load_state_dict(before[0])
+            by_rows = {
+                number: {
+                    name: value.clone(memory_format=torch.contiguous_format)
+                    for name, value in own.items()
+                }
+                for number, own in before[1]["state"].items()
+            }
+            optimizer.load_state_dict({**before[1], "state": by_rows})
+            optimizer.param_groups[0]["fused"] = None
+        trained.append(weights(model))
+    torch.testing.assert_close(trained[1], trained[0], rtol=1e-4, atol=1e-5)

@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from recipes.sft_data import byte_tokenizer
-from trainkit.errors import ConfigError
+from trainkit.errors import ConfigError, TaskError
 from trainkit.extensions.language.sampling import (
     Ask,
     asked,
@@ -297,3 +297,13 @@ def test_messages_without_a_template_are_refused() -> None:
     tokenizer.chat_template = "{{ raise_exception('no such role') }}"
     with pytest.raises(ConfigError, match="refuses the messages: TemplateError: no such role"):
         next(answer(causal(), tokenizer, CHAT))
+
+
+@pytest.mark.parametrize("temperature", [0, 1.0])
+@pytest.mark.parametrize("place", [0, 1])
+def test_no_token_is_drawn_of_logits_that_are_not_numbers(temperature: float, place: int) -> None:
+    """torch's argmax takes NaN for the largest."""
+    logits = torch.tensor([1.0, 2.0, 0.5])
+    logits[place] = torch.nan
+    with pytest.raises(TaskError, match="NaN or Inf, so none can be drawn"):
+        draw(logits, temperature, None, None, torch.Generator())

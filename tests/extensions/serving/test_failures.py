@@ -19,6 +19,7 @@ from tests.extensions.serving.test_app import ask, predict
 from tests.helpers.toy import Line
 from trainkit.extensions.exporting.export import export
 from trainkit.extensions.serving.app import Service, ServiceOptions
+from trainkit.extensions.serving.failures import is_of_device
 from trainkit.extensions.serving.openai_app import TextService
 from trainkit.extensions.serving.serve import _Replica
 
@@ -28,6 +29,8 @@ NO_MEMORY = [
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
     RuntimeError("[enforce fail at alloc_cpu.cpp:118] DefaultCPUAllocator: can't allocate memory"),
     MemoryError(),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
 ]
 DEAD_DEVICE = [
     torch.AcceleratorError("CUDA error: device-side assert triggered"),
@@ -153,3 +156,16 @@ def test_ray_replaces_a_replica_whose_device_has_failed(path: Path) -> None:
         predict(service, SAMPLE)
         with pytest.raises(RuntimeError, match="device has failed") if is_dead else nullcontext():
             replica.check_health()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CUDA error: CUBLAS_STATUS_INVALID_VALUE when calling `cublasSgemm(...)`",
+        "CUDA error: invalid configuration argument",
+    ],
+)
+def test_an_error_of_one_call_does_not_end_the_service(text: str) -> None:
+    """The device works after it: an odd shape of one input is enough."""
+    assert not is_of_device(torch.AcceleratorError(text))
+    assert not is_of_device(RuntimeError(text))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.helpers.by_hand import Pair
 from tests.helpers.toy import Line, Net, loader, quiet
 from trainkit.callbacks import EarlyStopping, ModelCheckpoint
 from trainkit.callbacks.banner import waits_for_copies
@@ -254,6 +255,16 @@ def test_steps_that_a_run_does_not_reach_are_said(
         "communication.start_after_steps",
     ):
         assert (f"{name} is not reached: the run has 12 steps" in said) == (every == 13)
+
+
+def test_steps_by_hand_are_not_counted_ahead(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A batch may make two, so that a limit beyond the batches is reached."""
+    trainer = quiet(tmp_path, max_epochs=9, max_steps=10, enable_model_summary=True)
+    trainer.fit(Pair(), loader(4))
+    assert trainer.global_step == 10
+    assert "is not reached" not in capsys.readouterr().out
 
 
 def test_what_counts_steps_and_what_is_left_out_is_said(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,6 +70,22 @@ def test_a_setting_of_hydra_without_effect_is_refused(
     assert main("fit", ["conf=own", *flags]) == 2
     key = text.partition(":")[0]
     assert f"own.yaml sets hydra.{key}, which has no effect" in capsys.readouterr().err
+
+
+def test_the_name_of_a_job_may_be_made_of_its_overrides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hydra's hydra.job in a file, for a run's folder."""
+    (tmp_path / "conf").mkdir()
+    job = "{config: {override_dirname: {exclude_keys: [seed]}}}"
+    (tmp_path / "conf" / "own.yaml").write_text(
+        f"{HEAD}hydra: {{job: {job}}}\nrun_dir: runs/${{hydra:job.override_dirname}}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    jobs: list[Any] = []
+    assert main("fit", ["conf=own", "optimizer.lr=0.3", "seed=4"], jobs.append) == 0
+    assert "optimizer.lr=0.3" in jobs[0].config["run_dir"]
+    assert "seed" not in jobs[0].config["run_dir"]
 
 
 def test_a_choice_of_a_sweep_is_looked_at_too(

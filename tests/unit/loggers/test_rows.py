@@ -65,3 +65,21 @@ def test_rows_of_another_run_are_not_lost(
         assert rows(own) == 2
         assert f"{file} was another run's, and is before-" in capsys.readouterr().out
         assert sorted(map(rows, own.parent.glob(f"before-*-{file}"))) == [2] * (count - 1) + [5]
+
+
+@pytest.mark.parametrize("name", ["CSV", "JSONL"])
+def test_a_resumed_run_that_repeats_all_rows_has_its_own_file(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rows of the steps after its checkpoint are repeated, and are no other run's."""
+    second = str(tmp_path / "run/checkpoints/epoch=0-step=2")
+    for ckpt_path in (None, second):
+        logger = getattr(loggers, f"{name}Logger")(str(tmp_path / "logs"))
+        keep = ModelCheckpoint(every_n_train_steps=2, save_top_k=-1)
+        settings = {"logger": logger, "log_every_n_steps": 3, "callbacks": [keep]}
+        trainer = quiet(tmp_path / "run", max_steps=3, **settings)
+        trainer.fit(Line(), loader(40), ckpt_path=ckpt_path)
+    assert [path.name.partition(".")[0] for path in (tmp_path / "logs/run").iterdir()] == [
+        "metrics"
+    ]
+    assert "another run's" not in capsys.readouterr().out

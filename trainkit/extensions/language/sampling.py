@@ -21,6 +21,11 @@ from torch import Tensor
 from trainkit.errors import ConfigError, TaskError
 from trainkit.extensions.language.sources import Messages, ModelSource
 
+_NOT_FINITE = (
+    "The model's logits of the next token are NaN or Inf, so none can be drawn. Its weights may be"
+    " of a run that diverged, or its dtype too narrow: try another checkpoint."
+)
+
 
 @dataclass(frozen=True)
 class Ask:
@@ -203,14 +208,14 @@ def draw(
             use of the device with it.
     """
     if temperature == 0:
-        return logits_V.argmax()[None]
+        best = logits_V.argmax()[None]  # NaN counts as the largest
+        if logits_V[best].isnan():
+            raise TaskError(_NOT_FINITE)
+        return best
     best_K, places_K = logits_V.topk(min(top_k or len(logits_V), len(logits_V)))
     shares_K = (best_K / temperature).softmax(-1)
     if not shares_K.isfinite().all():
-        raise TaskError(
-            "The model's logits of the next token are NaN or Inf, so none can be drawn. Its weights"
-            " may be of a run that diverged, or its dtype too narrow: try another checkpoint."
-        )
+        raise TaskError(_NOT_FINITE)
     if top_p is not None:
         before_K = shares_K.cumsum(-1) - shares_K
         shares_K = shares_K.where(before_K < top_p, 0)

@@ -11,8 +11,11 @@ _NO_MEMORY = (
     "not enough memory",
     "Failed to allocate memory",
     "bad_alloc",
+    "_ALLOC_FAILED",  # of cuBLAS and cuDNN
 )
 _OF_DEVICE = ("CUDA error", "CUDA failure", "HIP error")
+# errors of one call, after which the device works: of a library, or of arguments of a launch
+_OF_CALL = ("CUBLAS_STATUS_", "CUDNN_STATUS_", "invalid configuration argument", "invalid argument")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -23,7 +26,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def is_of_device(error: BaseException) -> bool:
     """Return whether the device has failed: a process that has met it can use it no more."""
-    if is_out_of_memory(error):
+    if is_out_of_memory(error) or any(sign in _text_of_library(error) for sign in _OF_CALL):
         return False
     is_known = isinstance(error, torch.AcceleratorError)
     return is_known or any(sign in _text_of_library(error) for sign in _OF_DEVICE)

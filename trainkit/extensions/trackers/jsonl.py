@@ -39,7 +39,7 @@ class JSONLLogger(RowLogger):
                         if self.sieve(step):
                             retained += 1
                             file.write(line)
-            self.was_of_another_run(rows, retained)
+            self.was_of_another_run(run, rows, retained)
         self._file = self.path.open("a")
 
     def write_metrics(self, metrics: dict[str, float], step: int, epoch: int) -> None:

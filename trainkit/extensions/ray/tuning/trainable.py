@@ -169,6 +169,8 @@ def _run(
     )
     run_dir.mkdir(parents=True, exist_ok=True)
     own = [override(key, value) for key, value in config.items()]
+    if "conf" in config:  # the search is over configs
+        arguments = [word for word in arguments if not word.startswith("conf=")]
     started_from = tune.get_checkpoint()
     if folder is None and started_from is None and number_of(context.get_trial_id()) == "0":
         _say_if_scattered(ray)
