@@ -82,8 +82,8 @@ def explain(error: Exception) -> NoReturn:
             f"This config chooses no {group}, so there is none to replace: +{group}=NAME adds one."
             f" An argument of the task is passed to it as `{group}: ${{{group}}}`."
         ) from error
-    if absent := re.match(r"Could not override 'vars\.([^']+)'", str(error)):
-        _explain_absent(absent[1], error)
+    if no_key := re.match(r"Could not override 'vars\.([^']+)'", str(error)):
+        _explain_absent(no_key[1], error)
     if isinstance(error, OverrideParseException):
         raise ConfigError(
             f"'{str(error.override).removeprefix('++')}' is no override that Hydra can read. Quote"
