@@ -133,9 +133,7 @@ def train_step(run: Run, step: Step) -> None:
     state = run.state
     numerics = run.options.numerics
     run.hooks("on_train_step_start")
-    # a batch by hand has any number of steps
-    count = state.global_step if run.step.manual is None else state.step_in_epoch
-    is_logged = (count + 1) % run.options.limits.log_every_n_steps == 0
+    is_logged = (state.loop_steps + 1) % run.options.limits.log_every_n_steps == 0
     run.step.log.new_step(is_logged)
     if run.step.manual is not None:
         updated = run.step.manual(step)
@@ -156,6 +154,7 @@ def train_step(run: Run, step: Step) -> None:
             run.rates.record_update()
         run.hooks("on_after_optimizer_step")
     state.global_step += run.step.manual is None
+    state.loop_steps += 1
     state.step_in_epoch += 1
     state.half_updated = False
     state.samples_seen += step.num_samples
@@ -227,7 +226,7 @@ def _report_epoch(run: Run) -> None:
 
 def _log_of_hooks(run: Run) -> None:
     """Log what hooks of this step have logged, if the step is logged."""
-    if run.global_step % run.options.limits.log_every_n_steps == 0 and run.is_global_zero:
+    if run.state.loop_steps % run.options.limits.log_every_n_steps == 0 and run.is_global_zero:
         run.log_metrics(run.hooks.log.of_step())
     run.hooks.log.forget_step()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from typing import Any
 
 import torch
@@ -35,17 +36,19 @@ def forward_after(kit: Framework, update: Any, **settings: Any) -> Any:
     return given
 
 
+def update_by(task: Any, batch: Any) -> None:
+    """Update by hand."""
+    optimizer = task.optimizers()
+    optimizer.zero_grad()
+    task.manual_backward(task.loss(batch))
+    optimizer.step()
+
+
 @equal
 def a_forward_after_an_update(kit: Framework) -> Any:
     """A forward after optimizer.step() in the same training_step, at precision="bf16-mixed"."""
 
-    def update(self: Any, batch: Any) -> None:
-        optimizer = self.optimizers()
-        optimizer.zero_grad()
-        self.manual_backward(self.loss(batch))
-        optimizer.step()
-
-    return forward_after(kit, update)
+    return forward_after(kit, update_by)
 
 
 @equal
@@ -142,6 +145,26 @@ def outputs_by_hand(kit: Framework) -> Any:
     for one in (step, nothing):
         by_hand(kit, one, {"on_train_batch_end": end})
     return shown
+
+
+@equal
+def values_by_hand_over_epochs(kit: Framework) -> Any:
+    """log by hand of epochs that are shorter than log_every_n_steps: the batches with a value."""
+
+    def init(self: Any) -> None:
+        super(type(self), self).__init__()
+        self.automatic_optimization = False
+
+    def step(self: Any, batch: Any, batch_idx: int) -> None:
+        update_by(self, batch)
+        update_by(self, batch)
+        self.log("batch", float(self.current_epoch * 2 + batch_idx))
+
+    logger = kit.loggers.CSVLogger(str(kit.folder / "logs"), name="mine", version="v1")
+    trainer = kit.trainer(logger=logger, log_every_n_steps=3, max_epochs=4)
+    trainer.fit(kit.line(__init__=init, training_step=step), data(16))
+    with (kit.folder / "logs" / "mine" / "v1" / "metrics.csv").open() as file:
+        return [float(row["batch"]) for row in csv.DictReader(file) if row.get("batch")]
 
 
 PLACES = ("start", "epoch_start", "batch_start", "batch_end", "epoch_end", "end")

@@ -25,6 +25,8 @@ class TrainState:
 
     Attributes:
         global_step: optimizer steps taken since the beginning.
+        loop_steps: the same, but a batch of a Task with `automatic_optimization = False` counts
+            once, whatever its number of optimizer steps; `log_every_n_steps` counts them.
         current_epoch: the epoch in progress, from 0; after it has ended, the next.
         step_in_epoch: steps taken in this epoch.
         batch_idx: microbatches this rank has trained on in this epoch.
@@ -48,6 +50,7 @@ class TrainState:
     """
 
     global_step: int = 0
+    loop_steps: int = 0
     current_epoch: int = 0
     step_in_epoch: int = 0
     batch_idx: int = 0
@@ -70,6 +73,7 @@ class TrainState:
     def follow(self, earlier: TrainState) -> None:
         """Count on from an earlier fit: for hooks and loggers of an evaluation."""
         self.global_step = earlier.global_step
+        self.loop_steps = earlier.loop_steps
         self.current_epoch = earlier.current_epoch
 
     def request_stop(self, reason: str, at_once: bool = False) -> None:
@@ -115,6 +119,7 @@ class TrainState:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the counters from a checkpoint."""
+        state = {"loop_steps": state["global_step"], **state}  # older checkpoints lack it
         for name in self.state_dict():
             value = state[name]
             setattr(self, name, dict(value) if isinstance(value, dict) else value)

@@ -22,6 +22,7 @@ from trainkit.optim.optimizer_state import is_torchs
 _COUNTERS: dict[str, Any] = {
     name: {} if isinstance(value, dict) else type(value)
     for name, value in TrainState().state_dict().items()
+    if name != "loop_steps"  # older checkpoints lack it
 }
 _LOG = {"log": {"epoch": {}, "prog_bar": [object]}, "objects": {"states": {}, "logged": {}}}
 _SHAPE: dict[str, Any] = {
@@ -58,6 +59,7 @@ def difference(saved: Any) -> str:
 
 def _differences(saved: Any) -> Iterator[str]:
     yield from _of_shape(saved, _SHAPE, "")
+    yield from _of_shape(saved["state"].get("loop_steps", 0), int, "state/loop_steps")
     yield from (f"'{name}' is empty" for name in ("metrics", "random") if not saved[name])
     for place, state in enumerate(saved["optimizers"]):
         # else it is an optimizer's own form

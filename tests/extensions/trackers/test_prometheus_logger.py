@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.helpers.by_hand import Pair
 from tests.helpers.prometheus_scrape import Samples, Scrapes, exported
 from tests.helpers.threads import ThreadEngine, World
 from tests.helpers.toy import Line, loader, quiet
@@ -70,6 +71,14 @@ def test_a_run_exports_where_its_time_goes(tmp_path: Path) -> None:
     assert set(shares) == {"data", "compute", "communication", "optimizer", "hooks"}
     assert sum(shares.values()) == pytest.approx(1)
     assert one(samples, "trainkit_samples_per_second") > 0
+
+
+def test_the_parts_of_time_are_read_at_log_steps(tmp_path: Path) -> None:
+    """Of updates by hand each n-th batch is one, over epochs."""
+    first, second = exported(tmp_path, Pair(), max_epochs=2, log_every_n_steps=4)
+    assert [one(s, "trainkit_global_step") for s in (first, second)] == [4, 8]
+    assert not first.get("trainkit_samples_per_second")
+    assert one(second, "trainkit_samples_per_second") > 0
 
 
 @pytest.mark.parametrize("name", ["train/loss", "train/loss_step"])

@@ -84,6 +84,10 @@ STRANGE: dict[str, tuple[Callable[[Saved], Any], str]] = {
         put("state/global_step", "2"),
         "'state/global_step' is of type str, not int",
     ),
+    "a counter that older ones lack": (
+        put("state/loop_steps", "2"),
+        "'state/loop_steps' is of type str, not int",
+    ),
     "a counter less": (put("state/current_epoch", ...), "'state/current_epoch' is missing"),
     "other random numbers": (
         put("random/0/torch", torch.zeros(3)),
@@ -143,6 +147,14 @@ def test_a_whole_state_is_taken(before: LocalStore, tmp_path: Path) -> None:
     """
     store = with_newest(before, tmp_path, lambda saved: saved)
     assert fit(tmp_path, 3, "auto").run.checkpoints.resumed_from == store.path_of("epoch=0-step=2")
+
+
+def test_a_state_without_the_number_of_batches_is_taken(before: LocalStore, tmp_path: Path) -> None:
+    """Older checkpoints do not have it: the run counts on from the number of updates."""
+    store = with_newest(before, tmp_path, put("state/loop_steps", ...))
+    trainer = fit(tmp_path, 3, "auto")
+    assert trainer.run.checkpoints.resumed_from == store.path_of("epoch=0-step=2")
+    assert trainer.state.loop_steps == 3
 
 
 def test_a_strange_state_that_was_requested_is_refused(before: LocalStore, tmp_path: Path) -> None:

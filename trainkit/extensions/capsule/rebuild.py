@@ -151,6 +151,7 @@ def opened(trainer: Trainer, task: Task, capsule: Capsule) -> Iterator[Run]:
         run = build_run(stage, StartFrom())
         state = run.state
         state.global_step, state.current_epoch = int(about["step"]), int(about["epoch"])
+        state.loop_steps = state.global_step
         state.step_in_epoch = int(about["step_in_epoch"])
         for hook in ("on_fit_start", "on_train_start", "on_train_epoch_start"):
             run.hooks.of_task(hook)

@@ -14,9 +14,7 @@ def is_log_step(trainer: RunView, ahead: int = 0, every_n_steps: int | None = No
         every_n_steps: replaces `log_every_n_steps`.
     """
     every = every_n_steps or trainer.options.limits.log_every_n_steps
-    by_hand = not trainer.task.automatic_optimization  # a batch has any number of updates
-    count = trainer.state.step_in_epoch if by_hand else trainer.global_step
-    return (count + ahead) % every == 0
+    return (trainer.state.loop_steps + ahead) % every == 0
 
 
 def write(trainer: RunView, values: dict[str, float]) -> None:

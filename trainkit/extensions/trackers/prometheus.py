@@ -19,6 +19,7 @@ from trainkit.arguments import NonNegativeInt, checked
 from trainkit.console import info
 from trainkit.errors import ConfigError
 from trainkit.extensions.insight.device_stats import DeviceStats
+from trainkit.extensions.insight.log_steps import is_log_step
 from trainkit.extensions.trackers.series import SERIES, Board
 from trainkit.loggers.base import Logger, RunFacts
 from trainkit.version import __version__
@@ -110,7 +111,7 @@ class PrometheusLogger(Logger):
             state.current_epoch,
         )
         self._samples = samples
-        if state.global_step % trainer.options.limits.log_every_n_steps == 0:
+        if is_log_step(trainer):
             times = step_clock_of(trainer).read()
             passed = times - self._times
             if (seconds := passed.step_s * passed.steps) > 0:
