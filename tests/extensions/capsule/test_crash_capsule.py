@@ -346,7 +346,7 @@ def test_a_batch_that_is_updated_by_hand_is_kept(task: Any, step: int, tmp_path:
     ending = pytest.raises(ValueError, match="boom") if step == 4 else nullcontext()
     with ending:
         quiet(tmp_path, callbacks=[capsule]).fit(task, loader(20))
-    folder = tmp_path / f"capsules/step={step}-rank=0"
+    folder = tmp_path / f"capsules/step={step}-batch={step // 2}-rank=0"
     assert capsule.written == [str(folder)]
     with pytest.raises(ConfigError, match="automatic_optimization = False.*are in the capsule"):
         replay(folder, Pair())

@@ -36,7 +36,8 @@ from trainkit.extensions.capsule.step_record import (
 class CrashCapsule(Callback):
     """Writes a step of this rank to `<run_dir>/capsules/step=<n>-rank=<r>/` if its loss is not
     finite, if its update made weights non-finite, if SpikeDetection reports it, or if an error
-    within the step ends the run.
+    within the step ends the run. Under `automatic_optimization = False` it is a batch, and the
+    folder's name has the number of batches before it too: `step=<n>-batch=<b>-rank=<r>`.
 
     A capsule holds the microbatches, the random states before each, the loss scale, the config, and
     the weights if they are still those of the step. They are on the CPU and with
@@ -94,6 +95,7 @@ class CrashCapsule(Callback):
             for optimizer in trainer.optimizers
         ]
         record = StepRecord(
+            state.loop_steps,
             state.global_step,
             state.current_epoch,
             state.step_in_epoch,
@@ -127,12 +129,12 @@ class CrashCapsule(Callback):
         on the CPU this step's is, and the weights are still the step's.
         """
         if task.automatic_optimization and optimizer is trainer.optimizers[0]:
-            self._losses.end_step(self._ring[-1].step)
+            self._losses.end_step(self._ring[-1].number)
             self._look(trainer, task, self._losses.ready())
 
     def on_train_step_end(self, trainer: RunView, task: Task) -> None:
         if not task.automatic_optimization:  # its updates may come before some of its losses
-            self._losses.end_step(self._ring[-1].step)
+            self._losses.end_step(self._ring[-1].number)
         self._look(trainer, task, self._losses.ready())
 
     def on_train_end(self, trainer: RunView, task: Task) -> None:
@@ -170,19 +172,25 @@ class CrashCapsule(Callback):
 
         self._try(look)
         if bad and not self._was_bad:
-            self.keep_step(trainer, record.step, f"the loss is {bad[0]}")
+            self.keep_step(trainer, record.number, f"the loss is {bad[0]}")
         elif self.on_error and not bad and not isinstance(exception, DivergenceError):
-            self.keep_step(trainer, record.step, f"{type(exception).__name__}: {exception}")
+            self.keep_step(trainer, record.number, f"{type(exception).__name__}: {exception}")
 
-    def keep_step(self, trainer: RunView, step: int, why: str) -> bool:
-        """Write the step after `step` steps if it is still in memory;
-        return whether it was written. Waits for the device.
+    def keep_step(self, trainer: RunView, number: int, why: str) -> bool:
+        """Write the step after `number` steps (batches, under `automatic_optimization = False`) if
+        it is still in memory; return whether it was written. Waits for the device.
         """
-        record = next((record for record in self._ring if record.step == step), None)
-        folder = trainer.run_dir / FOLDER / f"step={step}-rank={trainer.global_rank}"
-        if record is None or str(folder) in self.written or len(self.written) >= self.max_capsules:
+        record = self._record_of(number)
+        if record is None or len(self.written) >= self.max_capsules:
             return False
-        own = step == trainer.global_step and not trainer.state.half_updated
+        step = record.step
+        batch = "" if trainer.task.automatic_optimization else f"-batch={number}"
+        folder = trainer.run_dir / FOLDER / f"step={step}{batch}-rank={trainer.global_rank}"
+        if str(folder) in self.written:
+            return False
+        # a later batch of the same step has changed buffers
+        own = record is self._ring[-1] and step == trainer.global_step
+        own = own and not trainer.state.half_updated
         with allowed_read():
             weights, of_step = self._weights(trainer, step, own)
             done = self._try(
@@ -207,20 +215,26 @@ class CrashCapsule(Callback):
             )
         return done
 
+    def _record_of(self, number: int) -> StepRecord | None:
+        # the newest: an epoch may end at a batch that is not trained on, and is not counted
+        return next((record for record in reversed(self._ring) if record.number == number), None)
+
     @property
     def _losses(self) -> AsyncLosses:
         assert self._late is not None, "training has begun"
         return self._late
 
     def _look(self, trainer: RunView, task: Task, came: list[tuple[int, float]]) -> None:
-        for step, loss in came:
+        for number, loss in came:
             bad = not math.isfinite(loss)
             # non-finite weights stay so: report only the first step of a series
             if bad and not self._was_bad:
-                if step == trainer.global_step and not are_finite(task):
-                    self._keep_cause(trainer, step, loss)
+                record = self._record_of(number)
+                is_now = record is not None and record.step == trainer.global_step
+                if is_now and not are_finite(task):
+                    self._keep_cause(trainer, trainer.global_step, loss)
                 else:
-                    self.keep_step(trainer, step, f"the loss is {loss}")
+                    self.keep_step(trainer, number, f"the loss is {loss}")
             self._was_bad = bad
 
     def _keep_cause(self, trainer: RunView, step: int, loss: float) -> None:
@@ -228,8 +242,9 @@ class CrashCapsule(Callback):
         unless a rank has stored it for its own loss.
         """
         why = f"its update made weights non-finite: the loss after it is {loss}"
-        is_kept = any((trainer.run_dir / FOLDER).glob(f"step={step - 1}-rank=*"))
-        if is_kept or not self.keep_step(trainer, step - 1, why):
+        before = [record for record in self._ring if record.step < step]
+        is_kept = before and any((trainer.run_dir / FOLDER).glob(f"step={before[-1].step}-*rank=*"))
+        if not before or is_kept or not self.keep_step(trainer, before[-1].number, why):
             text = (
                 f"The loss of rank {trainer.global_rank} is {loss} at step {step}, because weights"
                 " are not finite."

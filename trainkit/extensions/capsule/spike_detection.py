@@ -96,7 +96,7 @@ class SpikeDetection(Callback):
             self._late = None
             self._was_bad = False
             self._was_leaping = False
-            self._places = dict[int, tuple[int, int]]()
+            self._places = dict[int, tuple[int, int, int]]()
             self._why_stop = ""
 
     def _baseline(self) -> LossBaseline:
@@ -108,8 +108,9 @@ class SpikeDetection(Callback):
         """Record a step's place, to find its samples later."""
         state = trainer.state
         self._losses(trainer).begin_step()
-        self._step = state.global_step
-        self._places[self._step] = (state.current_epoch, state.step_in_epoch)
+        self._number = state.loop_steps  # batches by hand may share a step
+        place = (state.global_step, state.current_epoch, state.step_in_epoch)
+        self._places[self._number] = place
 
     def on_before_backward(self, trainer: RunView, task: Task, loss: Any) -> None:
         target = task._log_target
@@ -121,13 +122,13 @@ class SpikeDetection(Callback):
         on the CPU this step's, whose weights a capsule can still store.
         """
         if task.automatic_optimization and optimizer is trainer.optimizers[0]:
-            self._losses(trainer).end_step(self._step)
+            self._losses(trainer).end_step(self._number)
             self._look(trainer, self._losses(trainer).ready())
 
     def on_train_step_end(self, trainer: RunView, task: Task) -> None:
         """Stop if configured; at log steps all ranks exchange whether they found a spike."""
         if not task.automatic_optimization:  # its updates may come before some of its losses
-            self._losses(trainer).end_step(self._step)
+            self._losses(trainer).end_step(self._number)
             self._look(trainer, self._losses(trainer).ready())
         if self.stop and is_log_step(trainer):
             self._look(trainer, self._losses(trainer).ready())
@@ -155,11 +156,11 @@ class SpikeDetection(Callback):
         return self._late
 
     def _look(self, trainer: RunView, came: Sequence[tuple[int, float]]) -> None:
-        for step, loss in came:
+        for number, loss in came:
             usual = self._usual.median
             bad = not math.isfinite(loss)
-            epoch, step_in_epoch = self._places.pop(step)
-            for older in [known for known in self._places if known < step]:
+            step, epoch, step_in_epoch = self._places.pop(number)
+            for older in [known for known in self._places if known < number]:
                 del self._places[older]  # a step without samples on this rank has no loss
             leaps = self._usual.is_spike(loss) or (bad and self.finite_only)
             may_be_innocent = bad and (self._was_bad or step == trainer.global_step)
@@ -183,7 +184,8 @@ class SpikeDetection(Callback):
                 self.spikes.append((step, loss, usual))
                 self._note(trainer, step, loss, usual, own)
                 if not self._was_leaping:
-                    self._report(trainer, step, loss, usual, own)
+                    text = self._report(trainer, step, loss, usual, own)
+                    self._keep(trainer, number, text)
             self._was_leaping = leaps
             self._was_bad = bad
 
@@ -214,15 +216,18 @@ class SpikeDetection(Callback):
         loss: float,
         usual: float | None,
         samples: list[int] | None,
-    ) -> None:
+    ) -> str:
         shown = "" if usual is None else f", usually {usual:.4g}"
         text = f"loss spike on rank {trainer.global_rank} at step {step}: {loss:.4g}{shown}"
         warning(text[0].upper() + text[1:] + _named(samples))
         keep_alert(trainer, "spike", text + _named(samples))
         self._why_stop = self._why_stop or text
+        return text
+
+    def _keep(self, trainer: RunView, number: int, why: str) -> None:
         for capsule in trainer.callbacks:
             if isinstance(capsule, CrashCapsule):
-                capsule.keep_step(trainer, step, text)
+                capsule.keep_step(trainer, number, why)
 
 
 def _named(samples: list[int] | None) -> str:

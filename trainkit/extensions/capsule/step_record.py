@@ -38,6 +38,7 @@ class StepRecord:
     """A step of this rank: references to its microbatches, and a few numbers.
 
     Attributes:
+        number: its key, TrainState.loop_steps before it; batches by hand may share a `step`.
         step: number of steps before it.
         epoch: its epoch.
         step_in_epoch: number of steps before it in the epoch.
@@ -47,6 +48,7 @@ class StepRecord:
         pieces: number of pieces a microbatch was split into (trainer.halve_batch_on_oom).
     """
 
+    number: int
     step: int
     epoch: int
     step_in_epoch: int

@@ -192,10 +192,13 @@ def test_alerts_come_from_all_ranks_in_order(tmp_path: Path) -> None:
         "rank 1, process 77, after step 9: waits for no rank\n\nThread"
     )
     (tmp_path / "capsules" / "step=12-rank=1").mkdir(parents=True)
+    (tmp_path / "capsules" / "step=12-batch=50-rank=0").mkdir()
     status = read_status(tmp_path)
-    assert [alert.kind for alert in status.alerts] == ["straggler", "spike", "stall", "capsule"]
+    kinds = ["straggler", "spike", "stall", "capsule", "capsule"]
+    assert [alert.kind for alert in status.alerts] == kinds
+    assert {(alert.step, alert.rank) for alert in status.alerts[3:]} == {(12, 0), (12, 1)}
     assert "rank 1, process 77, after step 9: waits for no rank" in status.alerts[2].text
-    assert line_of(status).endswith("4 alerts")
+    assert line_of(status).endswith("5 alerts")
 
 
 def test_a_fit_writes_what_is_read(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ _FILES = (
     ".lock",
 )
 _STACKS = re.compile(r"stacks-rank(\d+)-\d+\.txt")
-_CAPSULE = re.compile(r"step=(\d+)-rank=(\d+)")
+_CAPSULE = re.compile(r"step=(\d+)(?:-batch=\d+)?-rank=(\d+)")
 
 
 @dataclass(frozen=True)
