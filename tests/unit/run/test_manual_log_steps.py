@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.by_hand import Pair
+from tests.helpers.by_hand import Pair, Seldom
 from tests.helpers.logger_calls import Written
 from tests.helpers.toy import Line, loader, quiet
 from trainkit.api.callback import Callback
@@ -57,6 +57,14 @@ def test_batches_are_counted_over_epochs(tmp_path: Path, name: str) -> None:
     epoch that is shorter than n too.
     """
     assert steps_of(fit(tmp_path, 4), name) == [8, 16, 24]
+
+
+def test_rates_are_those_of_the_log_step(tmp_path: Path) -> None:
+    """A batch that makes no update has rates too: those of its beginning."""
+    monitor, written = LearningRateMonitor(logging_interval="step"), Written("lr-")
+    trainer = quiet(tmp_path, callbacks=[monitor, written], log_every_n_steps=3)
+    trainer.fit(Seldom(), loader(48))
+    assert [step for step, _ in written.rows] == [0, 1, 2, 3]
 
 
 def test_a_resumed_run_counts_on(tmp_path: Path) -> None:

@@ -61,6 +61,11 @@ class LearningRateMonitor(Callback):
         )
         names_of(run.optimizers, run.rates.schedules)
 
+    def on_train_step_start(self, trainer: RunView, task: Task) -> None:
+        """Read the rates of a batch that may make no update: gradients accumulated by hand."""
+        if self._by_steps and not task.automatic_optimization and is_log_step(trainer, ahead=1):
+            self._used = self.read(trainer)
+
     def on_before_optimizer_step(self, trainer: RunView, task: Task, optimizer: Optimizer) -> None:
         """Read the rates, which the schedulers move right after the update."""
         if self._by_steps and is_log_step(trainer, ahead=1):
