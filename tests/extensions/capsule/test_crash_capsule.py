@@ -26,6 +26,7 @@ from trainkit.errors import ConfigError, DivergenceError
 from trainkit.extensions.capsule.batches import unpack
 from trainkit.extensions.capsule.folder import read
 from trainkit.extensions.capsule.replay import replay
+from trainkit.extensions.reports.status.status import _capsules
 
 
 def poisoned(*indices: int, size: int = 24) -> TensorDataset:
@@ -340,7 +341,9 @@ class Boom(Pair):
 
 
 @pytest.mark.parametrize(("task", "step"), [(Pair([1.0, 1.0, 1.0, math.nan, 1.0]), 6), (Boom(), 4)])
-def test_a_batch_that_is_updated_by_hand_is_kept(task: Any, step: int, tmp_path: Path) -> None:
+def test_a_batch_that_is_updated_by_hand_is_kept(
+    task: Any, step: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """By the number of updates before it, whatever they are within it; replay says why it cannot."""
     capsule = CrashCapsule()
     ending = pytest.raises(ValueError, match="boom") if step == 4 else nullcontext()
@@ -348,5 +351,8 @@ def test_a_batch_that_is_updated_by_hand_is_kept(task: Any, step: int, tmp_path:
         quiet(tmp_path, callbacks=[capsule]).fit(task, loader(20))
     folder = tmp_path / f"capsules/step={step}-batch={step // 2}-rank=0"
     assert capsule.written == [str(folder)]
+    said = capsys.readouterr().out
+    assert "is stored (" in said and "trainkit replay" not in said
+    assert all("replay" not in alert.text for alert in _capsules(tmp_path))
     with pytest.raises(ConfigError, match="automatic_optimization = False.*are in the capsule"):
         replay(folder, Pair())

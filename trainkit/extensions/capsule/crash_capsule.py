@@ -209,10 +209,9 @@ class CrashCapsule(Callback):
             age = f" (with the weights of step {of_step}: there is no checkpoint yet)" * (
                 of_step not in (None, step)
             )
-            warning(
-                f"Capsule: {what}. Replay it with: python -m trainkit replay"
-                f" {short(folder)}{age}{more}"
-            )
+            by_hand = not trainer.task.automatic_optimization  # replay takes no such step
+            use = "It is in" if by_hand else "Replay it with: python -m trainkit replay"
+            warning(f"Capsule: {what}. {use} {short(folder)}{age}{more}")
         return done
 
     def _record_of(self, number: int) -> StepRecord | None:

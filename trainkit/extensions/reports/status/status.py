@@ -283,10 +283,9 @@ def _stacks(folder: Path) -> Iterator[Alert]:
 def _capsules(folder: Path) -> Iterator[Alert]:
     for path in (folder / "capsules").glob("step=*-rank=*"):
         if match := _CAPSULE.fullmatch(path.name):
-            text = (
-                f"step {match[1]} is stored in capsules/{path.name}: `python -m trainkit replay`"
-                " repeats it"
-            )
+            text = f"step {match[1]} is stored in capsules/{path.name}"
+            if "-batch=" not in path.name:  # else its updates were by hand
+                text += ": `python -m trainkit replay` repeats it"
             yield Alert(path.stat().st_mtime, "capsule", text, int(match[1]), int(match[2]))
 
 
