@@ -7,8 +7,8 @@ ResNet-50 by SGD on a CPU 14 to 24 ms in place of 52 to 118), and rounds differe
 bit. The user's choice (`fused`, `foreach`) is respected, and so is that of a checkpoint.
 
 The fused one has requirements that the others lack, which `_prepare` ensures before each step:
-gradient, state and weight have the same memory layout (on a CPU it would silently mix up elements),
-all momenta exist once one does, and no gradient is sparse.
+gradient, state and weight have the same memory layout, without gaps (on a CPU it would silently mix
+up elements), all momenta exist once one does, and no gradient is sparse.
 """
 
 from __future__ import annotations
@@ -67,7 +67,10 @@ def _can(group: dict[str, Any]) -> bool:
     if group.get("momentum") and group["dampening"]:
         return False  # its first step is not dampened; with a momentum of zeros it would be
     return all(
-        p.is_floating_point() and p.device.type in _ON and p.layout is torch.strided
+        p.is_floating_point()
+        and p.device.type in _ON
+        and p.layout is torch.strided
+        and (p.is_contiguous() or torch.empty_like(p).stride() == p.stride())  # else it has gaps
         for p in group["params"]
         if not p.is_meta
     )
@@ -94,7 +97,10 @@ def _prepare(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             if gradient.is_contiguous() and parameter.is_contiguous():
                 continue
             if gradient.stride() != parameter.stride():
-                parameter.grad = torch.empty_like(parameter).copy_(gradient)
+                parameter.grad = dense = torch.empty_like(parameter).copy_(gradient)
+                if dense.stride() != parameter.stride():
+                    group["fused"] = False  # the weight has gaps in memory, and would fill them
+                    break
         if has_momentum:
             lacks_momenta = _lacks_momenta(optimizer) if lacks_momenta is None else lacks_momenta
             if lacks_momenta:

@@ -102,6 +102,42 @@ def test_elements_are_not_mixed_up(kind: type[Optimizer]) -> None:
     torch.testing.assert_close(updated[1], updated[2])
 
 
+def with_gaps() -> nn.Parameter:
+    """The first 3 of 6 rows of a matrix that is in memory column by column."""
+    matrix = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
+    return nn.Parameter(matrix.t().contiguous().t()[:3])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_with_gaps_in_memory_are_updated_by_the_loop(kind: type[Optimizer]) -> None:
+    """The fused implementation would write into the gaps, also if the user or a checkpoint chose
+    it.
+    """
+    updated = []
+    for options in ({}, {"fused": True}, {"foreach": False}):
+        weight, other = with_gaps(), with_gaps()
+        optimizer = kind([weight], lr=0.1, **momentum(kind), **options)
+        assert is_fused(optimizer) is ("fused" in options)
+        beyond = weight.detach().as_strided((3, 8), (1, 6), 3)
+        before = beyond.clone()
+        optimizer.add_param_group({"params": [other]})
+        for i in range(4):
+            for parameter in (weight, other):
+                (parameter.square() * torch.arange(1.0, 9)).sum().backward()
+            optimizer.step()
+            clear_gradients([optimizer])
+            if i == 1 and "foreach" not in options:
+                state = optimizer.state_dict()
+                for group in state["param_groups"]:
+                    group["fused"] = True
+                optimizer.load_state_dict(state)
+        assert torch.equal(beyond, before)
+        assert not any(group["fused"] for group in optimizer.param_groups)
+        updated += [weight.detach(), other.detach()]
+    for weight in updated:
+        assert torch.equal(weight, updated[-1])
+
+
 @pytest.mark.parametrize("more", [{}, {"dampening": 0.5, "nesterov": False}], ids=["", "dampened"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_weights_may_begin_to_learn_later(kind: type[Optimizer], more: dict[str, Any]) -> None:
