@@ -51,7 +51,8 @@ class BucketReducer(GradientReducer):
         pieces = []
         for _, parameter in bucket.entries:
             grad = laid_out(parameter)
-            flat = dense_view(grad)
+            # the strides of a weight with gaps in memory are not its gradient's: row by row then
+            flat = dense_view(grad) if grad.stride() == parameter.stride() else None
             pieces.append(grad.reshape(-1) if flat is None else flat)
         if flags is not None:
             pieces.append(flags.to(pieces[0].dtype))

@@ -124,3 +124,17 @@ def test_a_gradient_that_was_put_in_place_of_a_sum_is_not_taken(sent: list[int])
     net.bias.grad = torch.zeros(5)
     reducer.finish()
     assert net.bias.grad.tolist() == [2.0] * 5
+
+
+def test_elements_of_a_weight_with_gaps_in_memory_keep_their_places(sent: list[int]) -> None:
+    """Three rows of a matrix that is in memory column by column: the gradient after the sum is that
+    of backward, whose strides cannot be the weight's.
+    """
+    net = nn.Module()
+    net.rows = nn.Parameter(torch.zeros(8, 6).t()[:3])
+    net.line = nn.Parameter(torch.zeros(2))
+    factors = torch.arange(24.0).reshape(3, 8)
+    reducer = reducer_of(net)
+    ((net.rows * factors).sum() + net.line.sum()).backward()
+    reducer.finish()
+    assert torch.equal(net.rows.grad, factors)
