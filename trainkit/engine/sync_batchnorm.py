@@ -4,10 +4,10 @@ one), on any device.
     forward    each rank: count, mean and variance of its part   -> one sum over ranks -> mean and variance of the whole
     backward   each rank: sums of dy and of dy x_hat of its part -> one sum over ranks -> dx
 
-Both are exact for parts of different sizes. Each rank's variance is taken about its own mean, and
-only the combination (Chan et al. 1979) is of sums of squares, in float64: nothing cancels if the
-mean is large. Weight and bias get this rank's part of their gradient; the engine sums it like every
-other.
+Both are exact for parts of different sizes, also of none. Each rank's variance is taken about its
+own mean, and only the combination (Chan et al. 1979) is of sums of squares, in float64: nothing
+cancels if the mean is large. Weight and bias get this rank's part of their gradient; the engine
+sums it like every other.
 
 On CUDA the passes over the batch are torch's own kernels, those of nn.SyncBatchNorm; elsewhere they
 are written out below, which is what the kernels are compared with.
@@ -86,6 +86,7 @@ class SyncBatchNorm(_BatchNorm):
         share = 1 / self.num_batches_tracked.double()
         if self.momentum is not None:
             share = torch.full_like(share, self.momentum)
+        share = share * count.clamp(max=1)  # 0 if no rank has an element
         for held, new in ((self.running_mean, mean), (self.running_var, unbiased)):
             held.lerp_(new.to(held.dtype), share.to(held.dtype))
 
@@ -105,7 +106,9 @@ class _Normalise(torch.autograd.Function):
         all_reduce: AllReduce,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         dims = [0, *range(2, x_NC.dim())]
-        var_C, mean_C = torch.var_mean(_at_least_float32(x_NC), dims, correction=0)
+        var_C = mean_C = x_NC.new_zeros(x_NC.shape[1])  # of nothing, whose own would be NaN
+        if x_NC.numel():
+            var_C, mean_C = torch.var_mean(_at_least_float32(x_NC), dims, correction=0)
         count, mean_C, var_C = _of_all(x_NC, mean_C.double(), var_C.double(), all_reduce)
         invstd_C = (var_C + eps).rsqrt()
         wide = _at_least_float32(x_NC).dtype
@@ -188,7 +191,7 @@ class _ByKernels(torch.autograd.Function):
 
 
 def _way_of(tensor: Tensor) -> Any:
-    return _ByKernels if tensor.is_cuda else _Normalise
+    return _ByKernels if tensor.is_cuda and tensor.numel() else _Normalise
 
 
 def _laid_out(tensor: Tensor) -> Tensor:
@@ -208,8 +211,9 @@ def _of_all(
     count = torch.full((1,), own, dtype=torch.float64, device=x_NC.device)
     total = all_reduce(torch.cat([count, count * mean_C, count * (var_C + mean_C.square())]))
     count, sums_C, squares_C = total[:1].clone(), *total[1:].chunk(2)
-    mean_C = sums_C / count
-    return count, mean_C, (squares_C / count - mean_C.square()).clamp(min=0)
+    number = count.clamp(min=1)
+    mean_C = sums_C / number
+    return count, mean_C, (squares_C / number - mean_C.square()).clamp(min=0)
 
 
 def synchronise(model: nn.Module, comm: Collectives) -> nn.Module:

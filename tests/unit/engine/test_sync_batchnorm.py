@@ -7,6 +7,7 @@ import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -125,6 +126,48 @@ def test_ranks_with_parts_of_a_batch_have_its_statistics(
         (dba + dbb, plain.bias.grad),
     ):
         torch.testing.assert_close(found, right, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("images", [0, 3])
+def test_a_rank_may_have_nothing(images: int) -> None:
+    """Two ranks with 0 images and with some (heads without regions): outputs, gradients and
+    statistics of one BatchNorm over all; with none on both, which leave the statistics as they are.
+    """
+    whole = torch.randn(images, 4, 3, 3, dtype=torch.float64)
+    plain, inputs = nn.BatchNorm2d(4).double(), whole.clone().requires_grad_()
+    expected = plain(inputs)
+    expected.sin().sum().backward()
+
+    def work(engine: ThreadEngine) -> tuple[Any, ...]:
+        own = whole[:0] if engine.place == 0 else whole
+        part, layer = own.clone().requires_grad_(), nn.BatchNorm2d(4).double()
+        with engine:
+            synchronise(layer, engine.comm)
+            output = layer(part)
+            output.sin().sum().backward()
+        return output, part.grad, layer.state_dict(), layer.weight.grad, layer.bias.grad
+
+    (a, da, state, dwa, dba), (b, db, same, dwb, dbb) = World(2).run(work)
+    assert plain.weight.grad is not None and plain.bias.grad is not None
+    assert a.shape == da.shape == (0, 4, 3, 3)
+    for name, value in plain.state_dict().items():
+        torch.testing.assert_close(state[name], value)
+        torch.testing.assert_close(same[name], value)
+    for found, right in (
+        (b, expected),
+        (db, inputs.grad),
+        (dwa + dwb, plain.weight.grad),
+        (dba + dbb, plain.bias.grad),
+    ):
+        torch.testing.assert_close(found, right, rtol=0, atol=1e-12)
+
+
+def test_kernels_take_no_empty_batch() -> None:
+    """A batch of nothing has no grid of threads; it is computed without them, on any device."""
+    batch = Mock(is_cuda=True, numel=lambda: 0)
+    assert sync_batchnorm._way_of(batch) is sync_batchnorm._Normalise
+    batch.numel = lambda: 1
+    assert sync_batchnorm._way_of(batch) is sync_batchnorm._ByKernels
 
 
 @pytest.mark.parametrize(
