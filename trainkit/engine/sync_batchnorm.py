@@ -228,7 +228,7 @@ def synchronise(model: nn.Module, comm: Collectives) -> nn.Module:
         The same model.
 
     Raises:
-        ConfigError: a layer is a BatchNorm with a forward of its own.
+        ConfigError: a layer is a BatchNorm with a forward, or a process group, of its own.
     """
     if comm.ranks.world_size > 1:
         convert(model, comm.statistics_all_reduce())
@@ -245,7 +245,7 @@ def convert(model: nn.Module, all_reduce: AllReduce) -> None:
 
     Raises:
         ConfigError: a layer is of a class derived from BatchNorm, with a forward of its own, which
-            would be lost.
+            would be lost; or it has a process group of its own.
     """
     known = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, SyncBatchNorm)
     layers = [
@@ -257,6 +257,13 @@ def convert(model: nn.Module, all_reduce: AllReduce) -> None:
                 f"trainer.sync_batchnorm is true, but '{name}' is a {type(layer).__name__}: what it"
                 " does beside nn.BatchNorm would be lost. Use nn.BatchNorm1d, 2d or 3d there, or"
                 " set trainer.sync_batchnorm=false."
+            )
+        if getattr(layer, "process_group", None) is not None:
+            raise ConfigError(
+                "trainer.sync_batchnorm is true, which takes statistics over all ranks, and"
+                f" '{name}' is an nn.SyncBatchNorm with a process_group of its own. Leave it out"
+                " there to take them over all ranks, or set trainer.sync_batchnorm=false: torch's"
+                " layer then takes them over its group."
             )
     for _, layer in layers:
         layer.__class__ = SyncBatchNorm

@@ -247,6 +247,22 @@ def test_a_layer_with_ways_of_its_own_is_refused() -> None:
     assert type(model[0]) is nn.BatchNorm2d
 
 
+def test_statistics_over_a_group_of_ranks_are_refused() -> None:
+    """A process group of torch's layer is not taken for all ranks; nothing is converted."""
+    model = nn.Sequential(nn.BatchNorm2d(2), nn.SyncBatchNorm(2), nn.SyncBatchNorm(2))
+    model[2].process_group = object()
+    with pytest.raises(
+        ConfigError,
+        match=r"sync_batchnorm is true, .* and '2' is an nn.SyncBatchNorm with a process_group of"
+        r" its own. Leave it out .* or set trainer\.sync_batchnorm=false",
+    ):
+        convert(model, alone)
+    assert type(model[0]) is nn.BatchNorm2d
+    model[2].process_group = None
+    convert(model, alone)
+    assert {type(layer) for layer in model} == {SyncBatchNorm}
+
+
 def test_one_process_keeps_its_batchnorm() -> None:
     """There is no other rank to share statistics with."""
     with SingleEngine("cpu") as engine:
