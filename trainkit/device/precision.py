@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.amp.grad_scaler import OptState
 
 from trainkit import extension
 from trainkit.device.sync_guard import allowed_read
@@ -99,6 +100,8 @@ class Precision:
     def unscale(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Divide the gradients by the loss scale, in place. Call after they are reduced."""
         if self.scales_loss:
+            if self.scaler._scale is None:  # the rank has had no loss yet
+                self.scaler._lazy_init_scale_growth_tracker(self.device)
             for optimizer in optimizers:
                 self.scaler.unscale_(optimizer)
             if self.sum_over_ranks is not None:
@@ -120,6 +123,13 @@ class Precision:
         Waits for the device, once. All ranks decide alike: an overflow on one is in the sum of all.
         """
         overflows = self._overflows(optimizers)
+        states = self.scaler._per_optimizer_states
+        stages = [states[id(optimizer)]["stage"] for optimizer in optimizers]
+        if not overflows and OptState.READY not in stages:  # no gradients: the Task skips the step
+            for optimizer in optimizers:
+                del states[id(optimizer)]
+                optimizer.step()
+            return True
         with allowed_read():
             # one skips all: they are one step, and are clipped as one
             together = torch.stack([overflow.to(self.device) for overflow in overflows])

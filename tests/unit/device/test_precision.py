@@ -147,3 +147,63 @@ def test_a_step_waits_for_the_device_once(factor: float) -> None:
         assert precision.step(optimizers) is math.isfinite(factor)
     assert reads.count == 1
     assert precision.scaler.get_scale() == 65536.0 * (1.0 if math.isfinite(factor) else 0.5)
+
+
+def test_a_rank_without_a_sample_has_the_scale_of_the_checkpoint() -> None:
+    """In a first step after a resume too: the others' gradients come by their sum, and the loss
+    that would make the scale does not.
+    """
+    saved = {"scale": 8.0, "growth_factor": 2.0, "backoff_factor": 0.5} | {
+        "growth_interval": 3,
+        "_growth_tracker": 2,
+    }
+    precision, weight = Precision("16-mixed", CPU), nn.Parameter(torch.ones(2))
+    precision.scaler.load_state_dict(saved)
+    optimizer = SGD([weight], lr=1.0)
+    weight.grad = torch.tensor([8.0, 16.0])
+    precision.unscale([optimizer])
+    assert precision.step([optimizer])
+    assert weight.tolist() == [0.0, -1.0]
+    assert precision.scaler.state_dict() == saved | {"scale": 16.0, "_growth_tracker": 0}
+
+
+class Skips(Line):
+    """Skips batches."""
+
+    def __init__(self, skipped: set[int]) -> None:
+        super().__init__(lr=10.0)
+        self.skipped = skipped
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        return None if batch_idx in self.skipped else loss / 100  # far from an overflow
+
+
+@pytest.mark.parametrize("skipped", [{0}, {1, 2}, {3}])
+def test_a_step_that_a_task_skips_leaves_weights_and_scale(
+    skipped: set[int], tmp_path: Path
+) -> None:
+    """training_step returns None: the steps are those of full precision, but for rounding, and the
+    loss scale has counted the others alone.
+    """
+    tasks, trainers = [], []
+    for precision in ("16-mixed", "32-true"):
+        tasks.append(Skips(skipped))
+        trainers.append(quiet(tmp_path / precision, max_epochs=1, precision=precision))
+        trainers[-1].fit(tasks[-1], loader(16))
+    torch.testing.assert_close(weights(tasks[0]), weights(tasks[1]), rtol=0.01, atol=0.01)
+    assert [trainer.global_step for trainer in trainers] == [4, 4]
+    assert trainers[0].state.skipped_steps == 0
+    assert trainers[0].precision.scaler.state_dict()["_growth_tracker"] == 4 - len(skipped)
+
+
+def test_a_second_step_of_one_backward_is_no_skipped_one() -> None:
+    """Its overflows are not known: it ends in an error, and leaves the weights."""
+    precision, weight = Precision("16-mixed", CPU), nn.Parameter(torch.ones(2))
+    optimizer = SGD([weight], lr=1.0)
+    precision.scale(weight.sum()).backward()
+    precision.unscale([optimizer])
+    assert precision.step([optimizer])
+    with pytest.raises(RuntimeError, match="non-empty"):
+        precision.step([optimizer])
+    assert weight.tolist() == [0.0, 0.0]
