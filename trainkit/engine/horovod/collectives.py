@@ -126,6 +126,9 @@ class HorovodCollectives(Collectives):
         return self._sum(tensor, "trainkit.all_reduce")
 
     def _sum(self, tensor: Tensor, name: str) -> Tensor:
+        if tensor.is_complex():
+            pairs = torch.view_as_real(tensor.detach().resolve_conj())
+            return torch.view_as_complex(self._sum(pairs, name))
         wire = tensor.detach().reshape(-1)
         if wire.dtype not in ALLREDUCE_TYPES:
             wire = wire.to(torch.float32 if wire.is_floating_point() else torch.int64)

@@ -52,3 +52,27 @@ def test_the_buffer_of_fusion_is_allocated_before_training(
     ours = collectives.HorovodCollectives(ranks, Heartbeat())
     ours.reserve_fusion_buffer(torch.device("meta"))
     assert summed == [[torch.device("meta")] * 2]
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_complex_numbers_are_summed_as_pairs(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Horovod has sums of real numbers alone: no imaginary part is lost, nor rounded to integers."""
+
+    def twice(own: torch.Tensor, **named: Any) -> torch.Tensor:
+        assert own.dtype is dtype.to_real()
+        return own * 2
+
+    horovod: Any = SimpleNamespace(
+        Sum=1, allreduce_async=twice, global_process_set=SimpleNamespace(ranks=[0, 1])
+    )
+    monkeypatch.setattr(collectives, "hvd", horovod)
+    monkeypatch.setattr(collectives, "wait_for", lambda handle: handle)
+    ranks = Ranks(Launcher("horovodrun", 0, 2, 0, 2))
+    ours = collectives.HorovodCollectives(ranks, Heartbeat())
+    own = torch.tensor([[0.25 + 0.75j, 1j], [2.0, -0.5j]], dtype=dtype)
+    for tensor in (own, own.t(), own.conj(), own[0, 0]):
+        total = ours.all_reduce(tensor)
+        assert total.dtype is dtype
+        assert torch.equal(total, tensor * 2)
