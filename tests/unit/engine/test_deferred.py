@@ -126,3 +126,67 @@ def test_other_errors_come_out() -> None:
     """An error of the user's own is raised as it is."""
     with pytest.raises(RuntimeError, match="reduction dim"):
         deferred(lambda: print(torch.randn(2, 3) @ torch.randn(2, 3)), nn.Module())
+
+
+class Drawn(nn.Module):
+    """Weights and a buffer from generators of its own, and from torch's."""
+
+    def __init__(self, seeded: torch.Generator) -> None:
+        super().__init__()
+        self.seeded = seeded
+
+    def make(self) -> None:
+        """Make them."""
+        own = torch.Generator().manual_seed(0)
+        self.a, self.b, self.c, self.d, self.e = (nn.Linear(3, 3) for _ in range(5))
+        nn.init.normal_(self.a.weight, generator=own)
+        nn.init.trunc_normal_(self.b.weight, generator=own)
+        nn.init.uniform_(self.b.bias, generator=self.seeded)
+        self.register_buffer("drawn", torch.rand(3, generator=own))
+        own.manual_seed(0)
+        nn.init.normal_(self.c.weight, generator=own)
+        self.seeded.manual_seed(7)
+        nn.init.kaiming_uniform_(self.d.weight, generator=self.seeded)
+        nn.init.uniform_(self.d.bias, generator=torch.manual_seed(5))
+        self.e.weight.data.uniform_(generator=torch.default_generator)
+        self.order = torch.randperm(4, generator=self.seeded)
+        self.f = nn.Parameter(torch.randn(2, 2, generator=own))
+
+
+def test_generators_of_ones_own_draw_the_same_numbers() -> None:
+    """As often as values are computed: one that is seeded between draws, with the same seed too, and
+    one that has drawn before; afterwards each has drawn what the constructor draws.
+    """
+    generators = [torch.Generator().manual_seed(3) for _ in range(2)]
+    plain, late = (Drawn(generator) for generator in generators)
+    for generator in generators:
+        torch.rand(2, generator=generator)
+    torch.manual_seed(1)
+    plain.make()
+    torch.manual_seed(1)
+    found = deferred(late.make, late)
+    for _ in range(2):
+        assert torch.equal(generators[0].get_state(), generators[1].get_state())
+        values = dict(found.values())
+        for name, parameter in plain.named_parameters():
+            assert torch.equal(values[name], parameter), name
+    assert torch.equal(late.drawn, plain.drawn) and torch.equal(late.order, plain.order)
+    assert torch.equal(values["a.weight"], values["c.weight"])
+
+
+def test_a_generators_state_after_a_draw_is_refused() -> None:
+    """There was no draw yet that could have led to it."""
+
+    def make() -> None:
+        own = torch.Generator()
+        weights = torch.empty(2).uniform_(generator=own)
+        state = own.get_state()
+        weights.uniform_(generator=own)
+        own.set_state(state)
+        weights.uniform_(generator=own)
+
+    with pytest.raises(
+        TaskError,
+        match=r"sets the state of a torch\.Generator that was drawn from.* Use manual_seed",
+    ):
+        deferred(make, nn.Module())

@@ -88,6 +88,8 @@ class Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.given: dict[int, Tensor] = {}  # blocks that have values, as of a file
         self._devices: dict[int, torch.device] = {}  # of the others
         self._alive: list[Any] = []  # storages, so that no other takes the address of one
+        self._marks: set[int] = set()  # seeds that `_mark` gave to generators
+        self._last: dict[int, int] = {}  # generator -> its mark
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
@@ -122,12 +124,39 @@ class Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
         return torch.default_generator
 
+    def _mark(self, arguments: Any) -> None:
+        """Record the state of a generator among the arguments of a draw, unless it is that after
+        the draw before.
+
+        A recorded draw moves no generator; each gets a mark in place of it, a seed at random. One
+        that has another seed at its next draw was seeded by the user, maybe as it was before.
+
+        Raises:
+            TaskError: it has the state that another draw would have led to.
+        """
+        for generator in tree_leaves(arguments):
+            own = generator._cdata if isinstance(generator, torch.Generator) else None  # type: ignore[attr-defined]
+            if own in (None, torch.default_generator._cdata):  # type: ignore[attr-defined]
+                continue
+            seed = generator.initial_seed()
+            if seed not in self._marks:
+                call, state = generator.set_state, generator.get_state()
+                self.operations.append(RecordedCall(call, (state,), is_random=True))
+            elif seed != self._last.get(own):
+                raise TaskError(
+                    "configure_model sets the state of a torch.Generator that was drawn from, and"
+                    " the engine draws later. Use manual_seed, or make these layers in __init__."
+                )
+            self._last[own] = generator.seed()
+            self._marks.add(self._last[own])
+
     def _whole(self, initialize: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def record(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
             with torch._C.DisableTorchFunction():
                 own = self.handle(tensor)
             covers = own.num_bytes == self.sizes[own.block]
             read = set() if covers else {own.block}
+            self._mark((args, kwargs))
             self.operations.append(
                 RecordedCall(initialize, (own, *args), kwargs, [], [own], read, True, covers)
             )
@@ -241,6 +270,7 @@ class Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
         read = before - {written[0].block} if overwrites else before
         arguments: Any = tree_map(lambda value: handles.get(id(value), value), (args, kwargs))
         is_random = torch.Tag.nondeterministic_seeded in func.tags
+        self._mark(arguments)
         self.operations.append(
             RecordedCall(
                 func, arguments[0], arguments[1], made, written, read, is_random, overwrites

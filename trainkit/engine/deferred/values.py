@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -92,14 +93,7 @@ def _needed(record: Record, wanted: set[int]) -> list[RecordedCall]:
 
 
 def _for_numbers(operation: RecordedCall) -> RecordedCall:
-    return RecordedCall(
-        operation.call,
-        operation.args,
-        operation.kwargs,
-        read=operation.read,
-        is_random=True,
-        for_numbers=True,
-    )
+    return replace(operation, made=[], written=[], overwrites=False, for_numbers=True)
 
 
 def _blocks(operation: RecordedCall) -> set[int]:
@@ -114,26 +108,21 @@ def _execute(operation: RecordedCall, memory: dict[int, Any], sizes: Mapping[int
             return argument
         return _tensor(argument, memory if argument.block in operation.read else scratch, sizes)
 
-    def is_handle(argument: Any) -> bool:
-        return isinstance(argument, Handle)
-
     with torch.no_grad():
-        args = tree_map(value, operation.args, is_leaf=is_handle)
-        kwargs = tree_map(value, dict(operation.kwargs), is_leaf=is_handle)
+        given = (operation.args, dict(operation.kwargs))
+        args, kwargs = tree_map(value, given, is_leaf=lambda leaf: isinstance(leaf, Handle))
         result = operation.call(*args, **kwargs)
         if not operation.made:
             return
         results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
-        fresh = {handle.block: handle for handle in operation.made}
         for handle, tensor in zip(operation.made, results[-len(operation.made) :], strict=True):
-            if handle.block in fresh:
-                if (
-                    tensor.stride() == handle.stride
-                    and tensor.untyped_storage().nbytes() == sizes[handle.block]
-                ):
-                    memory[handle.block] = tensor.untyped_storage()
-                else:
-                    _tensor(handle, memory, sizes).copy_(tensor)
+            if (
+                tensor.stride() == handle.stride
+                and tensor.untyped_storage().nbytes() == sizes[handle.block]
+            ):
+                memory[handle.block] = tensor.untyped_storage()
+            else:
+                _tensor(handle, memory, sizes).copy_(tensor)
 
 
 def _tensor(handle: Handle, memory: dict[int, Any], sizes: Mapping[int, int]) -> Tensor:
