@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from trainkit.device.shards import is_spread
@@ -72,7 +73,7 @@ def _can(group: dict[str, Any]) -> bool:
         and p.layout is torch.strided
         and (p.is_contiguous() or torch.empty_like(p).stride() == p.stride())  # else it has gaps
         for p in group["params"]
-        if not p.is_meta
+        if not (p.is_meta or is_lazy(p))
     )
 
 
