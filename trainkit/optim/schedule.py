@@ -34,20 +34,19 @@ from trainkit.errors import WEIGHTS_ALONE, CheckpointError, TaskError
 from trainkit.optim.batch_plan import BatchPlan
 from trainkit.optim.forms import ScheduleConfig
 from trainkit.optim.momentum import Momentum, uncorrected
-from trainkit.optim.schedule_length import made, restore
+from trainkit.optim.schedule_length import curves, has_own_rates, made, restore
 from trainkit.optim.scheduler_state import (
     GROUP_RATES,
+    SCHEDULER_RATES,
     changed_groups,
+    given_by,
+    groups_of_others,
     in_users_rates,
     of_torch,
-    settings_of,
     storable,
 )
 from trainkit.optim.users_rates import UsersRates
 
-# Absolute rates of schedulers, which are scaled as a group's `lr` is: lists, and one number.
-_SCHEDULER_RATES = ("base_lrs", "min_lrs", "max_lrs")
-_SCHEDULER_RATE = "eta_min"
 _OF_GROUPS = {"base_lrs", "min_lrs", "lr_lambdas"}  # of schedulers: an entry for each group
 _ABSOLUTE = "{} computes rates itself: lr_scaling's factor of {:g} reaches no rate of its own."
 
@@ -87,7 +86,7 @@ class LearningRates:
         self._users = UsersRates(say, [len(optimizer.param_groups) for optimizer in optimizers])
         self._made = [made(config) for config in schedules]
         self._given = [
-            settings_of(group, lr) for group, lr in zip(self.groups, self.user_lrs, strict=True)
+            given_by(group, lr) for group, lr in zip(self.groups, self.user_lrs, strict=True)
         ]
         self.changes: list[str] = []  # of the user's settings since the checkpoint
         for kind in {type(scheduler) for scheduler in of_torch(schedules)}:
@@ -109,29 +108,24 @@ class LearningRates:
         return [group for optimizer in self._optimizers for group in optimizer.param_groups]
 
     def _scale(self, factors: Sequence[float], by_user: bool = False) -> None:
-        """Multiply all rates of each group by its factor, which is the user's or lr_scaling's."""
+        """Multiply all rates of each group by its factor, which is lr_scaling's; or the user's for
+        `lr`: the rates of schedulers are independent of it.
+        """
         self._scheduled = [lr * factor for lr, factor in zip(self._scheduled, factors, strict=True)]
-        others = [c.scheduler.optimizer for c in self._schedules if not c.is_torchs]
-        unscaled = {id(group) for optimizer in others for group in optimizer.param_groups}
+        unscaled = groups_of_others(self._schedules)
         for group, factor in zip(self.groups, factors, strict=True):
-            for name in GROUP_RATES:
+            for name in ("initial_lr",) if by_user else GROUP_RATES:
                 if name in group and (by_user or id(group) not in unscaled):
                     group[name] *= factor
         of_group = {id(group): factor for group, factor in zip(self.groups, factors, strict=True)}
         for scheduler in of_torch(self._schedules):
             own = [of_group[id(group)] for group in scheduler.optimizer.param_groups]
-            for name in _SCHEDULER_RATES:
-                if hasattr(scheduler, name):
-                    setattr(
-                        scheduler,
-                        name,
-                        [
-                            lr * factor
-                            for lr, factor in zip(getattr(scheduler, name), own, strict=True)
-                        ],
-                    )
-            if hasattr(scheduler, _SCHEDULER_RATE):
-                setattr(scheduler, _SCHEDULER_RATE, getattr(scheduler, _SCHEDULER_RATE) * own[0])
+            for name in ("base_lrs",) if by_user else SCHEDULER_RATES:
+                if isinstance(rates := getattr(scheduler, name, None), (list, tuple)):
+                    rates = [lr * factor for lr, factor in zip(rates, own, strict=True)]
+                    setattr(scheduler, name, rates)
+                elif rates is not None:
+                    setattr(scheduler, name, rates * own[0])
 
     def apply(self, steps_taken: int) -> None:
         """Set the rates for the next step."""
@@ -170,7 +164,7 @@ class LearningRates:
                 self._scheduled.insert(place, rate)
                 self._users.insert(place, rate)
                 self.user_lrs.insert(place, rate / self.factor)
-                self._given.insert(place, settings_of(group, rate / self.factor))
+                self._given.insert(place, given_by(group, rate / self.factor))
                 if self._last is not None:
                     self._last.insert(place, rate)
                 if self._momenta is not None:
@@ -342,19 +336,29 @@ class LearningRates:
         self._last = state["last"]
         self._held = state.get("held", False)
         self._users.places = set(state.get("by_hand", ()))
-        of_schedulers, curves = restore(
-            self._schedules, state["schedulers"], state.get("made", self._made), self._made
+        of_schedulers, moved = restore(
+            self._schedules,
+            state["schedulers"],
+            state.get("made", self._made),
+            self._made,
+            state["factor"],
         )
-        places = {id(group): place for place, group in enumerate(self.groups)}
-        for group, rate in [] if self._held else curves:
-            if places[id(group)] not in self._users.places:
-                self._scheduled[places[id(group)]] = rate
         for momentum, group in zip(self._momenta or (), self.groups, strict=False):
             momentum.restore(group)
         if state["factor"] != self._contract.lr_factor:
             self._scale([self._contract.lr_factor / state["factor"]] * len(self._scheduled))
-        changes, factors = changed_groups(state.get("given", self._given), self._given, self.groups)
+        unscaled, groups = groups_of_others(self._schedules), self.groups
+        scales = [1.0 if id(group) in unscaled else self.factor for group in groups]
+        changes, factors, is_rate = changed_groups(
+            state.get("given", self._given), self._given, groups, scales
+        )
         self.changes = [*changes, *of_schedulers]
-        if changes:
+        if is_rate:
             self._scale(factors, by_user=True)
+            torchs = [config.scheduler for config in self._schedules if config.is_torchs]
+            moved += filter(has_own_rates, torchs)
+        places = {id(group): place for place, group in enumerate(groups)}
+        for group, rate in [] if self._held else curves(self._schedules, moved):
+            if places[id(group)] not in self._users.places:
+                self._scheduled[places[id(group)]] = rate
         self.apply(steps_taken)

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import warnings
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
 from torch.optim.lr_scheduler import (
     CosineAnnealingWarmRestarts,
+    CyclicLR,
     LambdaLR,
     LRScheduler,
     OneCycleLR,
@@ -23,7 +24,14 @@ from torch.optim.lr_scheduler import (
 )
 
 from trainkit.optim.forms import ScheduleConfig
-from trainkit.optim.scheduler_state import filled, is_plain, storable
+from trainkit.optim.scheduler_state import (
+    OWN_RATES,
+    SCHEDULER_RATES,
+    filled,
+    is_plain,
+    storable,
+    with_inner,
+)
 
 _PROGRESS = (
     "last_epoch",
@@ -65,27 +73,50 @@ def changed_settings(made_before: Mapping[str, Any], made: Mapping[str, Any]) ->
 
 
 def with_changes(
-    saved: Mapping[str, Any], made_before: Mapping[str, Any], made: Mapping[str, Any]
+    saved: Mapping[str, Any],
+    made_before: Mapping[str, Any],
+    made: Mapping[str, Any],
+    factor: float,
 ) -> tuple[dict[str, Any], dict[str, tuple[Any, Any]]]:
     """Return a saved state with the settings of this run, and the changes:
     name -> (before, now).
+
+    Args:
+        factor: of the rates in the saved state.
     """
     new = changed_settings(made_before, made)
     changes = {
         name: (made_before[name], value) for name, value in new.items() if not name.startswith("_")
     }
-    state = {**saved, **{name: value for name, value in new.items() if name in saved}}
+    state = dict(saved)
+    for name in new.keys() & saved.keys():
+        state[name] = _times(new[name], factor) if name in SCHEDULER_RATES else new[name]
     if "_schedulers" in state and len(state["_schedulers"]) == len(made.get("_schedulers", ())):
         inner = []
         parts = zip(
             state["_schedulers"], made_before["_schedulers"], made["_schedulers"], strict=True
         )
         for place, (saved_part, before_part, made_part) in enumerate(parts):
-            part, more = with_changes(saved_part, before_part, made_part)
+            part, more = with_changes(saved_part, before_part, made_part, factor)
             inner.append(part)
             changes |= {f"schedulers[{place}].{name}": change for name, change in more.items()}
         state["_schedulers"] = inner
     return state, changes
+
+
+def _times(rate: Any, factor: float) -> Any:
+    return [one * factor for one in rate] if isinstance(rate, (list, tuple)) else rate * factor
+
+
+def has_own_rates(scheduler: LRScheduler) -> bool:
+    """Whether a scheduler goes to a rate that is independent of the optimizer's."""
+    of_parts = (
+        getattr(part, name, None)
+        for part in with_inner([scheduler])
+        for name in ("max_lrs", "eta_min")
+    )
+    groups = scheduler.optimizer.param_groups
+    return any(of_parts) or any(name in group for group in groups for name in OWN_RATES)
 
 
 def rates_now(scheduler: LRScheduler) -> list[float] | None:
@@ -100,7 +131,7 @@ def rates_now(scheduler: LRScheduler) -> list[float] | None:
         pairs = zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
         # a base that is a tensor is multiplied in its precision, as by torch
         return [float(base * factor(scheduler.last_epoch)) for base, factor in pairs]
-    if isinstance(scheduler, (OneCycleLR, CosineAnnealingWarmRestarts)):
+    if isinstance(scheduler, (OneCycleLR, CyclicLR, CosineAnnealingWarmRestarts)):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # get_lr is called outside of step
             return [float(rate) for rate in scheduler.get_lr()]
@@ -113,31 +144,44 @@ def restore(
     states: Sequence[Mapping[str, Any]],
     made_before: Sequence[Mapping[str, Any]],
     made: Sequence[Mapping[str, Any]],
-) -> tuple[list[str], list[tuple[dict[str, Any], float]]]:
+    factor: float,
+) -> tuple[list[str], list[LRScheduler]]:
     """Restore schedulers, with the settings that the user has changed since.
 
+    Args:
+        factor: of lr_scaling in the states.
+
     Returns:
-        The changes in words; and the parameter groups whose rate is now that of another curve, with
-        the rate.
+        The changes in words; and the schedulers that were changed, or have functions of the user.
     """
-    descriptions, curves = list[str](), list[tuple[dict[str, Any], float]]()
-    owners = [config.scheduler.optimizer for config in schedules]
+    descriptions, moved = list[str](), list[LRScheduler]()
     for config, saved, before, own in zip(schedules, states, made_before, made, strict=True):
         scheduler = config.scheduler
-        restored, changes = with_changes(saved, before, own)
+        scale = factor if config.is_torchs else 1.0
+        restored, changes = with_changes(saved, before, own, scale)
         scheduler.load_state_dict(filled(restored, scheduler.state_dict()))
         descriptions += [
             f"{type(scheduler).__name__}.{key} {old} -> {new}"
             for key, (old, new) in changes.items()
         ]
+        if changes or isinstance(scheduler, LambdaLR):
+            moved.append(scheduler)
+    return descriptions, moved
+
+
+def curves(
+    schedules: Sequence[ScheduleConfig], moved: Sequence[LRScheduler]
+) -> Iterator[tuple[dict[str, Any], float]]:
+    """Yield the parameter groups whose rate is that of another curve, with the rate.
+
+    Args:
+        moved: the schedulers whose curve may be another.
+    """
+    owners = [config.scheduler.optimizer for config in schedules]
+    for scheduler in moved:
         is_alone = sum(owner is scheduler.optimizer for owner in owners) == 1
-        rates = (
-            rates_now(scheduler)
-            if is_alone and (changes or isinstance(scheduler, LambdaLR))
-            else None
-        )
+        rates = rates_now(scheduler) if is_alone else None
         if rates is not None:
             # not those added since its last step
-            moved = scheduler.optimizer.param_groups[: len(scheduler._last_lr)]
-            curves += zip(moved, rates, strict=False)
-    return descriptions, curves
+            groups = scheduler.optimizer.param_groups[: len(scheduler._last_lr)]
+            yield from zip(groups, rates, strict=False)

@@ -14,8 +14,12 @@ from torch.utils._pytree import tree_map
 
 from trainkit.optim.forms import ScheduleConfig
 
-# Absolute rates beside `lr` in a parameter group, which are scaled as it is.
-GROUP_RATES = ("initial_lr", "max_lr", "min_lr", "swa_lr")
+# Absolute rates beside `lr` in a parameter group, which are scaled as it is: `initial_lr`, which is
+# the user's `lr`, and the independent ones of schedulers.
+OWN_RATES = ("max_lr", "min_lr", "swa_lr")
+GROUP_RATES = ("initial_lr", *OWN_RATES)
+# The same as attributes of schedulers: `base_lrs`, and the independent ones.
+SCHEDULER_RATES = ("base_lrs", "min_lrs", "max_lrs", "eta_min")
 # of a group: no settings of training
 NO_SETTINGS = ("params", "fused", "foreach", "capturable", "differentiable")
 
@@ -27,6 +31,12 @@ def settings_of(group: Mapping[str, Any], lr: float) -> dict[str, Any]:
         if name not in (*NO_SETTINGS, *GROUP_RATES) and is_plain(value):
             settings[name] = list(value) if isinstance(value, tuple) else value
     return settings | {"lr": lr}
+
+
+def given_by(group: Mapping[str, Any], lr: float) -> dict[str, Any]:
+    """Return the settings and the rates of schedulers that a group has from the user."""
+    rates = {name: group[name] for name in OWN_RATES if name in group and is_plain(group[name])}
+    return settings_of(group, lr) | rates
 
 
 def with_inner(schedulers: Iterable[LRScheduler]) -> Iterator[LRScheduler]:
@@ -44,6 +54,12 @@ def with_inner(schedulers: Iterable[LRScheduler]) -> Iterator[LRScheduler]:
 def of_torch(schedules: Iterable[ScheduleConfig]) -> Iterator[LRScheduler]:
     """Yield the schedulers of torch, with those inside them."""
     return with_inner(config.scheduler for config in schedules if config.is_torchs)
+
+
+def groups_of_others(schedules: Iterable[ScheduleConfig]) -> set[int]:
+    """Return the ids of the groups of schedulers that are not torch's: they read the user's rates."""
+    optimizers = [c.scheduler.optimizer for c in schedules if not c.is_torchs]
+    return {id(group) for optimizer in optimizers for group in optimizer.param_groups}
 
 
 @contextlib.contextmanager
@@ -102,22 +118,30 @@ def changed_groups(
     before: Sequence[Mapping[str, Any]],
     given: Sequence[Mapping[str, Any]],
     groups: Sequence[dict[str, Any]],
-) -> tuple[list[str], list[float]]:
+    scales: Sequence[float],
+) -> tuple[list[str], list[float], bool]:
     """Apply the settings of the optimizers that differ from those of the checkpoint's run: the user
     has changed them.
 
+    Args:
+        scales: lr_scaling's factor of each group's rates, but for `lr`.
+
     Returns:
-        The changes in words, and the factor of each group's rate.
+        The changes in words; the factor of each group's rate; and whether a rate is among them.
     """
     changes: dict[str, None] = {}
+    names = set[str]()
     factors = [1.0] * len(given)
     for i, (old, new, group) in enumerate(zip(before, given, groups, strict=False)):
         for name, value in new.items():
+            if name in OWN_RATES and old.get(name) != value:  # older checkpoints have none
+                group[name] = value * scales[i]
             if name not in old or old[name] == value or name == "param_names":
                 continue
             changes[f"{name} {old[name]} -> {value}"] = None
-            if name != "lr":
+            names.add(name)
+            if name not in ("lr", *OWN_RATES):
                 group[name] = tuple(value) if isinstance(value, list) else value
-            elif old[name]:
+            elif name == "lr" and old[name]:
                 factors[i] = value / old[name]
-    return list(changes), factors
+    return list(changes), factors, not names.isdisjoint(("lr", *OWN_RATES))
