@@ -62,12 +62,8 @@ def to_device(
         for key, item in items.items():
             mapping[key] = item  # some (transformers' ModelOutput) refuse update()
         return mapping
-    if _is_record(batch):
-        record = copy.copy(batch)
-        for name, value in _fields_of(batch):
-            # also if it is frozen
-            object.__setattr__(record, name, to_device(value, device, dtype, channels_last))
-        return record
+    if is_record(batch):
+        return with_fields(batch, lambda value: to_device(value, device, dtype, channels_last))
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(to_device(item, device, dtype, channels_last) for item in batch))
     if isinstance(batch, (list, tuple)):
@@ -95,7 +91,8 @@ def _takes_non_blocking(kind: type) -> bool:
         return False
 
 
-def _is_record(batch: Any) -> bool:
+def is_record(batch: Any) -> bool:
+    """Whether a batch is a dataclass."""
     return dataclasses.is_dataclass(batch) and not isinstance(batch, type)
 
 
@@ -108,13 +105,21 @@ def _fields_of(record: Any) -> Iterator[tuple[str, Any]]:
     )
 
 
+def with_fields(record: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a copy of a dataclass with each of its fields changed."""
+    copied = copy.copy(record)
+    for name, value in _fields_of(record):
+        object.__setattr__(copied, name, change(value))  # also if it is frozen
+    return copied
+
+
 def _items_of(batch: Any) -> Iterable[Any] | None:
     """Return what a container of a batch holds; None if it is none."""
     if isinstance(batch, (list, tuple)):
         return batch
     if isinstance(batch, Mapping):
         return batch.values()
-    return (item for _, item in _fields_of(batch)) if _is_record(batch) else None
+    return (item for _, item in _fields_of(batch)) if is_record(batch) else None
 
 
 class Mover:

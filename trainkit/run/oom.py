@@ -19,12 +19,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 
 from trainkit.api.state import TrainState
 from trainkit.api.view import RunView
 from trainkit.data.feed import Microbatch, Moving, Step
 from trainkit.device.accelerator import empty_cache
-from trainkit.device.transfer import Mover
+from trainkit.device.transfer import Mover, is_record, with_fields
 from trainkit.engine.base import Engine
 from trainkit.errors import ConfigError
 from trainkit.run.feature import Feature
@@ -33,6 +34,11 @@ NO_OBJECTS = (
     "trainer.halve_batch_on_oom is true, and {}.training_step logs {} as metric objects, which"
     " would count the samples of a retried step twice. Log plain values there, or set"
     " trainer.halve_batch_on_oom=false."
+)
+_WHOLE = (
+    "A batch of {0} samples is not split: it has a PackedSequence, or a list of {0} entries of {0}"
+    " each, in which an entry may be one sample or a part of all. Collate the list as one tensor,"
+    " or set a smaller data.batch_size."
 )
 
 
@@ -71,6 +77,7 @@ class Halving:
         self._engine = engine
         self._state = state
         self._say = say
+        self._is_named = False  # whether a batch that is not split was
 
     def __call__(
         self, step: Step, compute: Callable[[Step], None], undo: Callable[[], None]
@@ -131,8 +138,11 @@ class Halving:
             yield from held.moved()
             return
         for microbatch in held.moved():
-            slices = _slices(microbatch.num_samples, self._state.oom_pieces)
             batches = split(microbatch.batch, microbatch.num_samples, self._state.oom_pieces)
+            slices = _slices(microbatch.num_samples, len(batches))
+            if len(batches) == 1 < microbatch.num_samples and not self._is_named:
+                self._is_named = True
+                self._say(_WHOLE.format(microbatch.num_samples))
             for i, (batch, part) in enumerate(zip(batches, slices, strict=True), 1):
                 ends = i == len(slices)
                 yield microbatch._replace(
@@ -176,33 +186,85 @@ class _Held:
             del there
 
 
+class _Unclear(Exception):
+    """A part of a batch cannot be split, or in two ways."""
+
+
 def split(batch: Any, num_samples: int, pieces: int) -> list[Any]:
     """Split a batch of any nesting into at most `pieces` parts along its samples; other values go
     to each part.
 
-    Anything with as many entries as the batch has samples is split.
+    Anything with as many entries as the batch has samples is split. A batch stays whole if it has
+    a list of as many entries that may be samples, or parts of all of them.
     """
-    return [_part(batch, num_samples, part) for part in _slices(num_samples, pieces)]
+    try:
+        return [_part(batch, num_samples, part, True) for part in _slices(num_samples, pieces)]
+    except _Unclear:
+        return [batch]
 
 
 def _slices(num_samples: int, pieces: int) -> list[slice]:
-    size = -(-num_samples // pieces)
+    size = -(-num_samples // max(1, pieces))
     return [slice(first, min(first + size, num_samples)) for first in range(0, num_samples, size)]
 
 
-def _part(value: Any, num_samples: int, part: slice) -> Any:
+def _part(value: Any, num_samples: int, part: slice, is_whole: bool = False) -> Any:
+    def inner(item: Any) -> Any:
+        return _part(item, num_samples, part)
+
+    if isinstance(value, PackedSequence):  # its samples are interleaved
+        raise _Unclear
     if isinstance(value, Tensor):
         return value[part] if value.dim() > 0 and len(value) == num_samples else value
     if isinstance(value, Mapping):
         # its class may have attributes of its own
         cut = copy.copy(value) if isinstance(value, MutableMapping) else dict(value)
         for key, item in value.items():
-            cut[key] = _part(item, num_samples, part)
+            cut[key] = inner(item)
         return cut
+    if is_record(value):
+        return with_fields(value, inner)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_part(item, num_samples, part) for item in value))
+        return type(value)(*map(inner, value))
     if isinstance(value, (list, tuple)):
-        if len(value) == num_samples and not any(isinstance(item, Tensor) for item in value):
-            return value[part]  # a string for each sample
-        return type(value)(_part(item, num_samples, part) for item in value)
+        if _is_of_samples(value, num_samples, is_whole):
+            return value[part]
+        return type(value)(map(inner, value))
     return value
+
+
+def _is_of_samples(values: Sequence[Any], num_samples: int, is_whole: bool) -> bool:
+    """Whether a list has an entry for each sample: entries of one kind, as strings, or images of
+    any size; the whole batch, if it has tensors of as many entries, is what default_collate made.
+
+    Raises:
+        _Unclear: as many entries of one kind may each be a part of all samples, too.
+    """
+    if len(values) != num_samples:
+        return False
+    kinds = {_kind(value) for value in values}
+    are_parts = [_may_be_of_all(value, num_samples) for value in values]
+    if len(kinds) > 1:
+        return not any(are_parts)
+    if all(are_parts) and num_samples > 1:
+        if is_whole and isinstance(values[0], Tensor):
+            return False
+        raise _Unclear
+    return True
+
+
+def _kind(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.dtype, value.dim()
+    is_list = isinstance(value, (list, tuple))
+    return (type(value), frozenset(map(_kind, value))) if is_list else type(value)
+
+
+def _may_be_of_all(value: Any, num_samples: int) -> bool:
+    """Whether a value may be a part of all samples: with an entry for each."""
+    if isinstance(value, Tensor):
+        return value.dim() > 0 and len(value) == num_samples
+    if isinstance(value, Mapping):
+        return all(_may_be_of_all(item, num_samples) for item in value.values())
+    is_list = isinstance(value, (list, tuple)) and len(value) == num_samples
+    return is_list and len({_kind(item) for item in value}) == 1

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import UserDict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch.nn import functional
+from torch.nn.utils.rnn import pack_sequence
+from torch.utils.data import DataLoader
 
 from tests.helpers.toy import Line, loader, quiet, rows, weights
 from trainkit.device.transfer import Mover
@@ -101,6 +104,98 @@ def test_batches_of_any_nesting_are_split() -> None:
     assert second["both"][1].tolist() == [3, 4]
     assert (first["scale"], second["k"]) == (torch.tensor(2.0), 3)
     assert [p["k"] for p in split(batch, 5, 8)] == [3] * 5
+
+
+def images(count: int, channels: int = 3) -> list[torch.Tensor]:
+    """Return images of a number of channels, each of its own value."""
+    return [torch.full((channels, 2, 2), float(i)) for i in range(count)]
+
+
+def targets(count: int) -> list[dict[str, torch.Tensor]]:
+    """Return boxes for each image."""
+    return [{"boxes": torch.full((i, 4), float(i))} for i in range(1, count + 1)]
+
+
+@dataclass(frozen=True)
+class Record:
+    """A batch of one's own."""
+
+    x: torch.Tensor
+    names: list[str]
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_images_stay_with_their_targets(count: int, kind: Any) -> None:
+    """Lists of an entry for each sample, as torchvision's detection has them, and samples that were
+    not collated.
+    """
+    first = -(-count // 2)
+    # as many images as an image has channels: see the next test
+    channels = 3 if count != 3 else 1
+    pictures, boxes = images(count, channels), targets(count)
+    for i, (x, y) in enumerate(split((kind(pictures), kind(boxes)), count, 2)):
+        part = slice(i * first, (i + 1) * first)
+        assert [id(item) for item in x] == [id(item) for item in pictures[part]]
+        assert [id(item) for item in y] == [id(item) for item in boxes[part]]
+    samples = list(zip(pictures, boxes, strict=True))
+    assert [len(piece) for piece in split(samples, count, 2)] == [first, count - first]
+    missing = [None, *pictures[1:]]
+    assert split({"x": missing}, count, 2)[0]["x"][0] is None
+    assert len(split({"x": missing}, count, 2)[0]["x"]) == first
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        (images(3), targets(3)),
+        {"views": [torch.zeros(3, 2)] * 3, "y": torch.zeros(3)},
+        [[torch.zeros(1)] * 3] * 3,
+        (pack_sequence([torch.zeros(2)] * 3), torch.zeros(3)),
+    ],
+    ids=["images of 3 channels", "3 views", "3 lists of 3", "packed"],
+)
+def test_what_may_be_split_in_two_ways_is_left_whole(batch: Any) -> None:
+    """An entry of such a list may be one sample, or a part of all: halves would be other samples."""
+    pieces = split(batch, 3, 2)
+    assert len(pieces) == 1 and pieces[0] is batch
+
+
+def test_parts_of_all_samples_are_split_along_samples() -> None:
+    """As many tensors as samples: a TensorDataset's, and those of several types."""
+    for one, other in ((torch.zeros(2, 1), torch.ones(2, 1)), (torch.zeros(2, 3), torch.ones(2))):
+        pieces = split([one, other], 2, 2)
+        assert [[len(part) for part in piece] for piece in pieces] == [[1, 1], [1, 1]]
+    x, y = split({"a": [torch.zeros(2, 3), torch.ones(2)]}, 2, 2)[0]["a"]
+    assert (len(x), len(y)) == (1, 1)
+    *parts, name = split([torch.zeros(4), torch.zeros(4), torch.zeros(()), "name"], 4, 2)[0]
+    assert [part.numel() for part in parts] == [2, 2, 1] and name == "name"
+
+
+def test_a_dataclass_is_split() -> None:
+    """Its fields are, and the batch stays as it was."""
+    batch = Record(torch.arange(3), ["a", "b", "c"])
+    first, second = split(batch, 3, 2)
+    assert (first.x.tolist(), first.names) == ([0, 1], ["a", "b"])
+    assert (second.x.tolist(), second.names) == ([2], ["c"])
+    assert len(batch.x) == 3
+
+
+def test_a_batch_that_cannot_be_split_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The step is taken with it whole, so it does not fit; a line says why."""
+
+    class Views(Small):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return super().training_step((batch["views"][0], batch["y"]), batch_idx)
+
+    data = [{"views": [torch.zeros(3)] * 4, "y": torch.zeros(1)}] * 4
+    with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate 2 GiB"):
+        quiet(tmp_path, halve_batch_on_oom=True).fit(Views(2), DataLoader(data, batch_size=4))
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.count("A batch of 4 samples is not split") == 1
+    assert "as one tensor" in said
 
 
 class Batch(UserDict[str, torch.Tensor]):
