@@ -54,10 +54,11 @@ def blocks_of(model: nn.Module, names: Sequence[str] | None, key: str) -> list[n
 
 def repeated_blocks(model: nn.Module) -> Iterator[nn.Module]:
     """Yield the blocks of each list of modules that holds several of one class, as a transformer's
-    layers.
+    layers; one of several lists once.
 
     Single layers (a Linear in a Sequential) are too small: a block has children of its own.
     """
+    seen = set[nn.Module]()
     for module in model.modules():
         if not isinstance(module, _LISTS):
             continue
@@ -67,7 +68,9 @@ def repeated_blocks(model: nn.Module) -> Iterator[nn.Module]:
                 kinds[type(child)] > 1
                 and any(True for _ in child.children())
                 and not isinstance(child, _LISTS)
+                and child not in seen
             ):
+                seen.add(child)
                 yield child
 
 

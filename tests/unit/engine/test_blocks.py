@@ -62,3 +62,10 @@ def test_a_block_that_shares_a_weight_outside_is_left_out() -> None:
     model = Deep()
     model.last.weight = model.blocks[0].layer.weight
     assert without_shared(model, list(model.blocks)) == [model.blocks[1]]
+
+
+def test_a_block_of_two_lists_is_yielded_once() -> None:
+    """As a U-Net's, whose blocks are also in one list of all."""
+    model = Deep()
+    model.all = nn.ModuleList([*model.blocks, Block()])
+    assert list(repeated_blocks(model)) == list(model.all)
