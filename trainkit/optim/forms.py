@@ -152,8 +152,9 @@ def _read_forms(returned: Any) -> tuple[list[Optimizer], list[ScheduleConfig]]:
             return list(returned), []
         if all(isinstance(item, Mapping) for item in returned):
             return _read_dicts(returned)
-        if len(returned) == 2 and all(isinstance(item, (list, tuple)) for item in returned):
-            optimizers, schedulers = returned
+        if len(returned) == 2 and isinstance(returned[0], (list, tuple)):
+            optimizers, given = returned
+            schedulers = given if isinstance(given, (list, tuple)) else [given]
             if all(isinstance(opt, Optimizer) for opt in optimizers):
                 return list(optimizers), [_read_schedule(item) for item in schedulers]
     if returned is None:
