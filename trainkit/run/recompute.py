@@ -2,7 +2,8 @@
 compute them again in backward.
 
 Chen et al. 2016. It costs one more forward of each block, and saves all that is held inside of it.
-Random numbers are drawn again as they were, so that gradients are the same bits.
+Random numbers are drawn again as they were, so that gradients are the same bits; statistics of
+batch norm are of the first forward alone.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def recomputed(task: nn.Module, blocks: bool | Sequence[str]) -> Iterator[None]:
     before = [vars(module).get("forward") for module in modules]
     for module in modules:
         # in place: a wrapper would change the names of weights
-        module.forward = functools.partial(_run, module.forward)
+        module.forward = functools.partial(_run, module.forward, _norms_of(module))
     try:
         yield
     finally:
@@ -79,7 +80,28 @@ def recomputed(task: nn.Module, blocks: bool | Sequence[str]) -> Iterator[None]:
                 module.forward = own
 
 
-def _run(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _run(forward: Callable[..., Any], norms: Sequence[nn.Module], *args: Any, **kwargs: Any) -> Any:
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
+    if norms and not torch.compiler.is_compiling():
+        kwargs["context_fn"] = lambda: (contextlib.nullcontext(), _with_copies(norms))
     return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+
+def _norms_of(module: nn.Module) -> list[nn.Module]:
+    """Return the layers whose statistics each forward changes."""
+    return [inner for inner in module.modules() if getattr(inner, "track_running_stats", False)]
+
+
+@contextlib.contextmanager
+def _with_copies(norms: Sequence[nn.Module]) -> Iterator[None]:
+    """A context in which copies of the layers' statistics change, in place of their own."""
+    before = [dict(norm._buffers) for norm in norms]
+    for norm, buffers in zip(norms, before, strict=True):
+        copies = {name: one.clone() for name, one in buffers.items() if one is not None}
+        norm._buffers.update(copies)
+    try:
+        yield
+    finally:
+        for norm, buffers in zip(norms, before, strict=True):
+            norm._buffers.update(buffers)

@@ -74,3 +74,39 @@ def test_blocks_that_are_not_there_are_an_error(blocks: Any, words: str, tmp_pat
     """The message says what to name."""
     with pytest.raises(ConfigError, match=words):
         quiet(tmp_path, activation_checkpointing=blocks).fit(Line(), loader())
+
+
+class Normed(Block):
+    """A block with a batch norm, whose statistics are of all forwards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return as many features."""
+        return self.norm(super().forward(x))
+
+
+def test_batch_norm_counts_a_forward_once(tmp_path: Path) -> None:
+    """Its statistics are those of a run that computes nothing again, and stay the same tensors."""
+
+    class Task(Deep):
+        def make_model(self) -> nn.Module:
+            torch.manual_seed(2)
+            return nn.Sequential(Normed(), Normed(), nn.Linear(3, 1))
+
+    def states(blocks: bool) -> dict[str, Tensor]:
+        task = Task()
+        means = [block.norm.running_mean for block in task.model[:2]]
+        trainer = quiet(tmp_path / str(blocks), activation_checkpointing=blocks, max_steps=3)
+        trainer.fit(task, loader())
+        assert all(
+            block.norm.running_mean is mean for block, mean in zip(task.model, means, strict=False)
+        )
+        return task.state_dict()
+
+    plain, again = states(False), states(True)
+    assert plain["model.0.norm.num_batches_tracked"] == 3
+    for name, value in plain.items():
+        assert torch.equal(again[name], value), name
