@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import inspect
 from collections import UserDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -29,8 +29,9 @@ def to_device(
     Args:
         batch: tensors in tuples, named tuples, lists, mappings, dataclasses, or objects with a
             `to(device)` of their own. Classes are preserved, as a subclass of dict.
-        device: the target; None leaves tensors where they are, and objects as they are.
-        dtype: cast floating point tensors to it, if given.
+        device: the target; None leaves tensors and objects where they are.
+        dtype: cast floating point tensors to it, if given; of objects, those in a PackedSequence, a
+            mapping or a dataclass.
         channels_last: use that memory format for tensors of 4 dimensions.
     """
     if isinstance(batch, Tensor):
@@ -48,17 +49,23 @@ def to_device(
         return type(batch)([to_device(item, device, dtype, channels_last) for item in batch])
     # before the containers: a PackedSequence is a tuple, a BatchEncoding a mapping
     if hasattr(batch, "to"):
-        if device is None:
-            return batch
-        moved = _by_its_own(batch, device)  # maybe a plain batch: images decoded on the device
-        return to_device(moved, device, dtype, channels_last) if type(moved) is tuple else moved
+        moved = batch if device is None else _by_its_own(batch, device)
+        if type(moved) is tuple:  # a plain batch: images decoded on the device
+            return to_device(moved, device, dtype, channels_last)
+        if isinstance(moved, PackedSequence):
+            return moved.to(dtype) if dtype and moved.data.is_floating_point() else moved
+        has_parts = isinstance(moved, MutableMapping) or is_record(moved)
+        if not has_parts or (dtype is None and not channels_last):
+            return moved
+        batch, device = moved, None
     if isinstance(batch, Mapping):
         items = {
             key: to_device(value, device, dtype, channels_last) for key, value in batch.items()
         }
-        if type(batch) is dict or not isinstance(batch, (dict, UserDict)):
+        is_own = isinstance(batch, (dict, UserDict)) or hasattr(batch, "to")
+        if type(batch) is dict or not is_own:
             return items
-        mapping = copy.copy(batch)
+        mapping: Any = copy.copy(batch)
         for key, item in items.items():
             mapping[key] = item  # some (transformers' ModelOutput) refuse update()
         return mapping

@@ -231,3 +231,40 @@ def test_an_objects_own_move_does_not_wait(device: str, expected: dict[str, bool
     to_device(Asynchronous(), torch.device(device))
     to_device(Batch(), torch.device(device))
     assert asked == [expected, {}]
+
+
+class Encoding(UserDict[str, torch.Tensor]):
+    """A mapping that moves itself, as transformers' BatchEncoding."""
+
+    def to(self, device: Any) -> Encoding:
+        """Move in place."""
+        self.data = {key: value.to(device) for key, value in self.data.items()}
+        return self
+
+
+@dataclass
+class Moving:
+    """A dataclass that moves itself."""
+
+    x: torch.Tensor
+
+    def to(self, device: Any) -> Moving:
+        """Return one there."""
+        return Moving(self.x.to(device))
+
+
+@pytest.mark.parametrize("by_hand", [False, True], ids=["moved here", "moved by the user"])
+def test_what_moves_itself_is_cast(by_hand: bool) -> None:
+    """Under 64-true and bf16-true, as in Lightning: floats alone, and the batch stays as it was."""
+    mover = Mover(CPU, torch.float64)
+    move = mover.cast if by_hand else mover
+    numbers, tokens = (
+        pack_sequence([torch.zeros(2, dtype=dtype)]) for dtype in (torch.float32, torch.int64)
+    )
+    packed, ids = move((numbers, tokens))
+    assert (packed.data.dtype, ids.data.dtype) == (torch.float64, torch.int64)
+    batch = Encoding(x=torch.zeros(2), ids=torch.zeros(2, dtype=torch.int64))
+    cast = move(batch)
+    assert type(cast) is Encoding and batch["x"].dtype == torch.float32
+    assert (cast["x"].dtype, cast["ids"].dtype) == (torch.float64, torch.int64)
+    assert move({"in": Moving(torch.zeros(2))})["in"].x.dtype == torch.float64
