@@ -109,9 +109,15 @@ class LearningRates:
 
     def _scale(self, factors: Sequence[float], by_user: bool = False) -> None:
         """Multiply all rates of each group by its factor, which is lr_scaling's; or the user's for
-        `lr`: the rates of schedulers are independent of it.
+        `lr`: the rates of schedulers are independent of it. lr_scaling's reaches no rate that the
+        user has set; one that the user's scheduler has written has it.
         """
-        self._scheduled = [lr * factor for lr, factor in zip(self._scheduled, factors, strict=True)]
+        is_exact = not by_user and all(config.interval != "hand" for config in self._schedules)
+        held = self._users.places if is_exact else ()
+        self._scheduled = [
+            lr if place in held else lr * factor
+            for place, (lr, factor) in enumerate(zip(self._scheduled, factors, strict=True))
+        ]
         unscaled = groups_of_others(self._schedules)
         for group, factor in zip(self.groups, factors, strict=True):
             for name in ("initial_lr",) if by_user else GROUP_RATES:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -582,3 +583,35 @@ def test_a_rate_stays_a_number_if_the_saved_one_is_a_tensor() -> None:
     load_state(optimizer, saved)
     assert optimizer.param_groups[0]["lr"] == 0.5
     assert type(optimizer.param_groups[0]["lr"]) is float
+
+
+@pytest.mark.parametrize("warmup_steps", [0, 3])
+def test_a_rate_set_by_hand_holds_when_the_factor_changes(warmup_steps: int) -> None:
+    """By another accumulation, or on other ranks: no factor reaches it, as the line says. Other
+    groups, and what schedulers start from, are scaled.
+    """
+    first, second = sgd(), sgd()
+    plan = replace(contract(2, warmup_steps), lr_reference_batch_size=1, later=((1, 2),))
+    rates = LearningRates([first], [], plan)
+    first.param_groups[0]["lr"] = 0.05
+    run(first, rates, 0, 4)
+    rates.start_epoch(1, 4)
+    assert rates.current() == pytest.approx([0.05, 4 * 0.02])
+    again = LearningRates([second], [], replace(plan, world_size=4))
+    again.start_epoch(1, 0)
+    second.load_state_dict(first.state_dict())
+    again.load_state_dict(rates.state_dict(), 4)
+    assert again.current() == pytest.approx([0.05, 8 * 0.02])
+
+
+def test_a_rate_set_by_hand_follows_the_optimizers_own() -> None:
+    """A user that resumes with twice the rate has twice the one that was set."""
+    first, second = sgd(), sgd()
+    rates = LearningRates([first], [], contract(2))
+    first.param_groups[0]["lr"] = 0.05
+    run(first, rates, 0, 1)
+    second.param_groups[0]["lr"] *= 2
+    again = LearningRates([second], [], contract(2))
+    second.load_state_dict(first.state_dict())
+    again.load_state_dict(rates.state_dict(), 1)
+    assert again.current() == pytest.approx([0.1, 2 * 0.02])
