@@ -27,9 +27,9 @@ from trainkit.errors import TaskError, clause
 from trainkit.run.batches import EpochEnded, check_epoch, compute_gradients, end_last_batch
 from trainkit.run.evaluator import steps_between
 from trainkit.run.logged import keep_values, report_unread, with_rate
-from trainkit.run.oom import NO_OBJECTS
 from trainkit.run.rescue import forget_gradients
 from trainkit.run.run import Run
+from trainkit.run.step_parts import NO_OBJECTS
 
 
 def fit(run: Run) -> None:

@@ -13,6 +13,7 @@ NAMES = (
     "doctor",
     "by_hand",
     "own_update",
+    "halving",
     "programs",
     "script",
     "plan",

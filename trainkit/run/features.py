@@ -14,7 +14,6 @@ from trainkit.run.feature import Feature, Features
 from trainkit.run.finite import StopOnNonfinite
 from trainkit.run.manual import ManualUpdates
 from trainkit.run.norms import SyncNorms
-from trainkit.run.oom import HalveOnOom
 from trainkit.run.recompute import Recompute
 from trainkit.run.reload import Reload
 from trainkit.run.setup import Stage
@@ -32,7 +31,6 @@ def features_of(stage: Stage) -> Features:
         stage.elastic
         and stage.is_elastic
         and ElasticFit(stage.elastic, stage.engine.comm.outlives_ranks),
-        numerics.halve_batch_on_oom and HalveOnOom(),
         numerics.stop_on_nonfinite and StopOnNonfinite(),
         samples.limit and SkipBadSamples(samples.limit, stage.feeds.skip),
         not stage.task.automatic_optimization and ManualUpdates(stage, features),

@@ -17,8 +17,12 @@ from trainkit.metrics.log import MetricLog
 from trainkit.metrics.objects import EpochMetrics
 from trainkit.optim.sample_weights import SampleWeights
 from trainkit.run.finite import FiniteLosses, LossWatch
-from trainkit.run.oom import Halving
 
+NO_OBJECTS = (
+    "trainer.halve_batch_on_oom is true, and {}.training_step logs {} as metric objects, which"
+    " would count the samples of a retried step twice. Log plain values there, or set"
+    " trainer.halve_batch_on_oom=false."
+)
 NOT_GUARDED = contextlib.nullcontext()
 _USED_GRAPH = (
     "The loss's graph had a backward before this one. Either the step calls loss.backward() itself:"
@@ -90,7 +94,8 @@ class StepParts:
         log: the values of this epoch so far.
         sync_guard: a context that ends the run if the device is read (trainer.assert_no_sync).
         finite: looks at losses (trainer.stop_on_nonfinite).
-        halving: splits microbatches (trainer.halve_batch_on_oom).
+        halving: takes a step's gradients by a function, and retries it in smaller microbatches
+            after another has undone it (trainer.halve_batch_on_oom).
         update: clips and updates; returns whether no overflow held the update back. Engine.step,
             unless the Task wraps it.
         clears_late: whether a hook reads the gradients of the last step (on_before_zero_grad): they
@@ -129,7 +134,7 @@ class StepParts:
     log: MetricLog = field(default_factory=MetricLog)
     sync_guard: AbstractContextManager[None] = NOT_GUARDED
     finite: FiniteLosses | None = None
-    halving: Halving | None = None
+    halving: Callable[[Step, Callable[[Step], None], Callable[[], None]], None] | None = None
     manual: Callable[[Step], bool] | None = None
     eval_weights: WeightSwitch = field(default_factory=WeightSwitch)
 

@@ -19,8 +19,8 @@ from trainkit.engine.base import Engine
 from trainkit.engine.pinning import pin_device
 from trainkit.errors import ConfigError
 from trainkit.extensions.find.batch import _train
+from trainkit.extensions.halving.oom import HalveOnOom
 from trainkit.run.compile import Compile
-from trainkit.run.oom import HalveOnOom
 
 MPS = torch.device("mps", 0)
 

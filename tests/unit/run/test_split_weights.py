@@ -14,6 +14,7 @@ from torch import nn
 
 from tests.helpers.toy import Line
 from trainkit.errors import ConfigError, TaskError
+from trainkit.extensions.halving.oom import HalveOnOom
 from trainkit.optim import SOAP, Adafactor, AdEMAMix, Muon, decay_groups
 from trainkit.run.bad_samples import SkipBadSamples
 from trainkit.run.elastic import ElasticFit, ElasticState
@@ -21,7 +22,6 @@ from trainkit.run.feature import Feature, Features
 from trainkit.run.finite import StopOnNonfinite
 from trainkit.run.manual import ManualUpdates
 from trainkit.run.norms import SyncNorms
-from trainkit.run.oom import HalveOnOom
 from trainkit.run.split_weights import check_split, check_split_optimizers
 
 

@@ -18,6 +18,7 @@ from trainkit.extensions.context.pretended import (
 )
 from trainkit.extensions.fsdp.units import without_shared
 from trainkit.extensions.fsdp.widths import Widths
+from trainkit.extensions.halving.oom import split
 from trainkit.extensions.pipeline.units import named_units, units_of
 from trainkit.extensions.pipeline.work import UnitWork, count_work
 from trainkit.extensions.plan.layouts import MeasuredRun, Weight
@@ -28,7 +29,6 @@ from trainkit.extensions.plan.record import (
     shared_by,
     try_forward,
 )
-from trainkit.run.oom import split
 from trainkit.run.recompute import recomputed
 from trainkit.run.run import Run
 

@@ -27,10 +27,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 from trainkit.api.step_call import call_step
 from trainkit.api.task import LogTarget, loss_of
 from trainkit.data.feed import Microbatch
+from trainkit.extensions.halving.oom import split
 from trainkit.extensions.pipeline.units import named_units
 from trainkit.extensions.plan.living import Living
 from trainkit.metrics.log import MetricLog
-from trainkit.run.oom import split
 from trainkit.run.run import Run
 
 

@@ -17,7 +17,7 @@ from tests.helpers.toy import Line, loader, quiet, rows, weights
 from trainkit.device.transfer import Mover
 from trainkit.engine.single import SingleEngine
 from trainkit.errors import TrainkitError
-from trainkit.run.oom import split
+from trainkit.extensions.halving.oom import split
 
 
 class Small(Line):

@@ -29,17 +29,18 @@ from trainkit.device.transfer import Mover, is_record, with_fields
 from trainkit.engine.base import Engine
 from trainkit.errors import ConfigError
 from trainkit.run.feature import Feature
+from trainkit.run.setup import Stage
 
-NO_OBJECTS = (
-    "trainer.halve_batch_on_oom is true, and {}.training_step logs {} as metric objects, which"
-    " would count the samples of a retried step twice. Log plain values there, or set"
-    " trainer.halve_batch_on_oom=false."
-)
 _WHOLE = (
     "A batch of {0} samples is not split: it has a PackedSequence, or a list of {0} entries of {0}"
     " each, in which an entry may be one sample or a part of all. Collate the list as one tensor,"
     " or set a smaller data.batch_size."
 )
+
+
+def of_stage(stage: Stage) -> HalveOnOom | None:
+    """Return the feature if it is asked for."""
+    return HalveOnOom() if stage.options.numerics.halve_batch_on_oom else None
 
 
 class HalveOnOom(Feature):
