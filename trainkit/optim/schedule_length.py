@@ -110,13 +110,11 @@ def _times(rate: Any, factor: float) -> Any:
 
 def has_own_rates(scheduler: LRScheduler) -> bool:
     """Whether a scheduler goes to a rate that is independent of the optimizer's."""
-    of_parts = (
-        getattr(part, name, None)
-        for part in with_inner([scheduler])
-        for name in ("max_lrs", "eta_min")
-    )
+    for part in with_inner([scheduler]):
+        if getattr(part, "max_lrs", None) or getattr(part, "eta_min", None):
+            return True
     groups = scheduler.optimizer.param_groups
-    return any(of_parts) or any(name in group for group in groups for name in OWN_RATES)
+    return any(name in group for group in groups for name in OWN_RATES)
 
 
 def rates_now(scheduler: LRScheduler) -> list[float] | None:

@@ -257,8 +257,9 @@ def _is_of_samples(values: Sequence[Any], num_samples: int, is_whole: bool) -> b
 def _kind(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.dtype, value.dim()
-    is_list = isinstance(value, (list, tuple))
-    return (type(value), frozenset(map(_kind, value))) if is_list else type(value)
+    if isinstance(value, (list, tuple)):
+        return type(value), frozenset(map(_kind, value))
+    return type(value)
 
 
 def _may_be_of_all(value: Any, num_samples: int) -> bool:
@@ -267,5 +268,7 @@ def _may_be_of_all(value: Any, num_samples: int) -> bool:
         return value.dim() > 0 and len(value) == num_samples
     if isinstance(value, Mapping):
         return all(_may_be_of_all(item, num_samples) for item in value.values())
-    is_list = isinstance(value, (list, tuple)) and len(value) == num_samples
-    return is_list and len({_kind(item) for item in value}) == 1
+    if not isinstance(value, (list, tuple)):
+        return False
+    kinds = {_kind(item) for item in value}
+    return len(value) == num_samples and len(kinds) == 1
