@@ -5,6 +5,7 @@ brings it.
 from __future__ import annotations
 
 from trainkit import extension
+from trainkit.errors import ConfigError
 from trainkit.run.bad_samples import SkipBadSamples
 from trainkit.run.communication import SavedCommunication
 from trainkit.run.compile import Compile
@@ -18,9 +19,15 @@ from trainkit.run.recompute import Recompute
 from trainkit.run.reload import Reload
 from trainkit.run.setup import Stage
 
+_HALVING = "trainer.halve_batch_on_oom"
+
 
 def features_of(stage: Stage) -> Features:
-    """Return the features that the options, the Task and the job ask for."""
+    """Return the features that the options, the Task and the job ask for.
+
+    Raises:
+        ConfigError: an extension that has one is not there.
+    """
     numerics = stage.options.numerics
     samples = stage.options.samples
     features = Features()
@@ -41,4 +48,10 @@ def features_of(stage: Stage) -> Features:
     ]
     features.extend(feature for feature in asked if isinstance(feature, Feature))
     features.extend(extension.features(stage))
+    if numerics.halve_batch_on_oom and all(each.name != _HALVING for each in features):
+        raise ConfigError(
+            f"{_HALVING} is true, and this copy of trainkit lacks the extension 'halving', which"
+            " splits microbatches. Install all of trainkit, or leave it out and set a smaller"
+            " data.batch_size."
+        )
     return features
