@@ -54,8 +54,9 @@ def to_device(
             return to_device(moved, device, dtype, channels_last)
         if isinstance(moved, PackedSequence):
             return moved.to(dtype) if dtype and moved.data.is_floating_point() else moved
-        has_parts = isinstance(moved, MutableMapping) or is_record(moved)
-        if not has_parts or (dtype is None and not channels_last):
+        if dtype is None and not channels_last:
+            return moved
+        if not isinstance(moved, MutableMapping) and not is_record(moved):
             return moved
         batch, device = moved, None
     if isinstance(batch, Mapping):

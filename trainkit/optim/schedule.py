@@ -34,7 +34,12 @@ from trainkit.errors import WEIGHTS_ALONE, CheckpointError, TaskError
 from trainkit.optim.batch_plan import BatchPlan
 from trainkit.optim.forms import ScheduleConfig
 from trainkit.optim.momentum import Momentum, uncorrected
-from trainkit.optim.schedule_length import curves, has_own_rates, made, restore
+from trainkit.optim.schedule_length import (
+    curves,
+    has_own_rates,
+    made,
+    restore,
+)
 from trainkit.optim.scheduler_state import (
     GROUP_RATES,
     SCHEDULER_RATES,
@@ -355,11 +360,14 @@ class LearningRates:
             self._scale([self._contract.lr_factor / state["factor"]] * len(self._scheduled))
         unscaled, groups = groups_of_others(self._schedules), self.groups
         scales = [1.0 if id(group) in unscaled else self.factor for group in groups]
-        changes, factors, is_rate = changed_groups(
-            state.get("given", self._given), self._given, groups, scales
+        changes, factors, has_rates = changed_groups(
+            state.get("given", self._given),
+            self._given,
+            groups,
+            scales,
         )
         self.changes = [*changes, *of_schedulers]
-        if is_rate:
+        if has_rates:
             self._scale(factors, by_user=True)
             torchs = [config.scheduler for config in self._schedules if config.is_torchs]
             moved += filter(has_own_rates, torchs)

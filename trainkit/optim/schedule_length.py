@@ -158,10 +158,9 @@ def restore(
         scale = factor if config.is_torchs else 1.0
         restored, changes = with_changes(saved, before, own, scale)
         scheduler.load_state_dict(filled(restored, scheduler.state_dict()))
-        descriptions += [
-            f"{type(scheduler).__name__}.{key} {old} -> {new}"
-            for key, (old, new) in changes.items()
-        ]
+        kind = type(scheduler).__name__
+        for key, (old, new) in changes.items():
+            descriptions.append(f"{kind}.{key} {old} -> {new}")
         if changes or isinstance(scheduler, LambdaLR):
             moved.append(scheduler)
     return descriptions, moved

@@ -58,8 +58,11 @@ def of_torch(schedules: Iterable[ScheduleConfig]) -> Iterator[LRScheduler]:
 
 def groups_of_others(schedules: Iterable[ScheduleConfig]) -> set[int]:
     """Return the ids of the groups of schedulers that are not torch's: they read the user's rates."""
-    optimizers = [c.scheduler.optimizer for c in schedules if not c.is_torchs]
-    return {id(group) for optimizer in optimizers for group in optimizer.param_groups}
+    ids = set[int]()
+    for config in schedules:
+        if not config.is_torchs:
+            ids.update(map(id, config.scheduler.optimizer.param_groups))
+    return ids
 
 
 @contextlib.contextmanager
@@ -130,8 +133,8 @@ def changed_groups(
         The changes in words; the factor of each group's rate; and whether a rate is among them.
     """
     changes: dict[str, None] = {}
-    names = set[str]()
     factors = [1.0] * len(given)
+    has_rates = False
     for i, (old, new, group) in enumerate(zip(before, given, groups, strict=False)):
         for name, value in new.items():
             if name in OWN_RATES and old.get(name) != value:  # older checkpoints have none
@@ -139,9 +142,11 @@ def changed_groups(
             if name not in old or old[name] == value or name == "param_names":
                 continue
             changes[f"{name} {old[name]} -> {value}"] = None
-            names.add(name)
-            if name not in ("lr", *OWN_RATES):
+            if name in OWN_RATES:
+                has_rates = True
+            elif name != "lr":
                 group[name] = tuple(value) if isinstance(value, list) else value
-            elif name == "lr" and old[name]:
+            elif old[name]:
+                has_rates = True
                 factors[i] = value / old[name]
-    return list(changes), factors, not names.isdisjoint(("lr", *OWN_RATES))
+    return list(changes), factors, has_rates

@@ -96,12 +96,11 @@ def _norms_of(module: nn.Module) -> list[nn.Module]:
 @contextlib.contextmanager
 def _with_copies(norms: Sequence[nn.Module]) -> Iterator[None]:
     """A context in which copies of the layers' statistics change, in place of their own."""
-    before = [dict(norm._buffers) for norm in norms]
-    for norm, buffers in zip(norms, before, strict=True):
-        copies = {name: one.clone() for name, one in buffers.items() if one is not None}
-        norm._buffers.update(copies)
-    try:
+    with contextlib.ExitStack() as stack:
+        for norm in norms:
+            own = dict(norm._buffers)
+            stack.callback(norm._buffers.update, own)
+            for name, buffer in own.items():
+                if buffer is not None:
+                    norm._buffers[name] = buffer.clone()
         yield
-    finally:
-        for norm, buffers in zip(norms, before, strict=True):
-            norm._buffers.update(buffers)

@@ -25,7 +25,11 @@ from trainkit.api.state import TrainState
 from trainkit.api.view import RunView
 from trainkit.data.feed import Microbatch, Moving, Step
 from trainkit.device.accelerator import empty_cache
-from trainkit.device.transfer import Mover, is_record, with_fields
+from trainkit.device.transfer import (
+    Mover,
+    is_record,
+    with_fields,
+)
 from trainkit.engine.base import Engine
 from trainkit.errors import ConfigError
 from trainkit.run.feature import Feature
