@@ -1,11 +1,9 @@
 """Optimizers beside those of torch: their steps are the same on every engine (docs/optimizers.md).
-And schedules over a whole run.
 
 muon.py, adafactor.py   of matrices, also of those that ranks hold in pieces
 ademamix.py, soap.py    of the package pytorch_optimizer
 lars.py, lamb.py        for large global batches: each layer has its own rate (trust_ratio.py)
 sparse_adam.py          torch's SparseAdam, where gradients are summed as dense ones
-decay.py                lr=cosine, step, polynomial, wsd, constant
 """
 
 from trainkit.extension import Extension
@@ -20,16 +18,11 @@ _CLASSES = {
     "LAMB": f"{_HERE}.lamb.LAMB",
 }
 
-_SCHEDULES = {
-    name: f"{_HERE}.decay.{name}" for name in ("cosine", "step", "polynomial", "wsd", "constant")
-}
-
 EXTENSION = Extension(
     name="optimizers",
-    summary="optimizer=muon, adafactor, ademamix, soap, lars, lamb: equal weights on every engine;"
-    " lr=cosine, step, polynomial, wsd",
+    summary="optimizer=muon, adafactor, ademamix, soap, lars, lamb: equal weights on every engine",
     proven="each commit; on split weights in the full test run",
-    targets=(*_CLASSES.values(), *_SCHEDULES.values()),
+    targets=tuple(_CLASSES.values()),
     features=(f"{_HERE}.sparse_adam.of_stage",),
-    names={f"trainkit.optim.{name}": place for name, place in (_CLASSES | _SCHEDULES).items()},
+    names={f"trainkit.optim.{name}": place for name, place in _CLASSES.items()},
 )
