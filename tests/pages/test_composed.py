@@ -15,6 +15,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -109,7 +110,9 @@ def trainkit_commands(block: Block) -> list[Typed]:
 
 
 @pytest.fixture
-def checker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+def checker(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Any:
     """A function that checks a command in an empty folder:
     what it would raise, or print as an error, fails.
     """
@@ -139,6 +142,8 @@ def checker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parsed)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(tmp_path)
+    # where it is noted which error a rank of this job has printed within the last minute
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("noted")))
     monkeypatch.setattr(os, "_exit", exited)  # of a rank that fails
     before = dict(os.environ)
 
