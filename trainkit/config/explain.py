@@ -45,6 +45,7 @@ _NOT_LAST = (
     " `override` last."
 )
 
+_ABSENT_VARS = "{0} is ${{{1}}}, and there is no {1}. Give it: +{1}=..."
 _ABSENT = "{0} is ${{{1}}}, and there is no {1}. Choose another {2}=NAME, or set {0} itself."
 
 
@@ -100,7 +101,8 @@ def explain(error: Exception) -> NoReturn:
         ) from error
     if isinstance(error, InterpolationKeyError):
         absent = text.removeprefix("Interpolation key '").partition("'")[0]
-        raise ConfigError(_ABSENT.format(key, absent, absent.partition(".")[0])) from error
+        text = _ABSENT_VARS if absent.startswith("vars.") else _ABSENT
+        raise ConfigError(text.format(key, absent, absent.partition(".")[0])) from error
     raise ConfigError(f"{key}: {text}" if key and key not in text else text) from error
 
 
@@ -110,8 +112,8 @@ def _explain_absent(name: str, error: Exception) -> NoReturn:
     known = [str(key) for key in node] if isinstance(node, DictConfig) else []
     near = did_you_mean(name.rpartition(".")[2], known)
     raise ConfigError(
-        f"vars.{name} is given, and no file of this config has it: nothing reads it.{near} To add"
-        f" it all the same: +vars.{name}=..."
+        f"vars.{name} is given, and no file of this config gives it a value.{near} To add one:"
+        f" +vars.{name}=..."
     ) from error
 
 

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import inspect
 from collections import UserDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ def to_device(
             `to(device)` of their own. Classes are preserved, as a subclass of dict.
         device: the target; None leaves tensors and objects where they are.
         dtype: cast floating point tensors to it, if given; of objects, those in a PackedSequence, a
-            mapping or a dataclass.
+            dict (also a UserDict) or a dataclass.
         channels_last: use that memory format for tensors of 4 dimensions.
     """
     if isinstance(batch, Tensor):
@@ -56,15 +56,14 @@ def to_device(
             return moved.to(dtype) if dtype and moved.data.is_floating_point() else moved
         if dtype is None and not channels_last:
             return moved
-        if not isinstance(moved, MutableMapping) and not is_record(moved):
-            return moved
+        if not isinstance(moved, (dict, UserDict)) and not is_record(moved):
+            return moved  # its copy may share what it holds
         batch, device = moved, None
     if isinstance(batch, Mapping):
         items = {
             key: to_device(value, device, dtype, channels_last) for key, value in batch.items()
         }
-        is_own = isinstance(batch, (dict, UserDict)) or hasattr(batch, "to")
-        if type(batch) is dict or not is_own:
+        if type(batch) is dict or not isinstance(batch, (dict, UserDict)):
             return items
         mapping: Any = copy.copy(batch)
         for key, item in items.items():

@@ -258,7 +258,7 @@ def convert(model: nn.Module, all_reduce: AllReduce) -> None:
                 " does beside nn.BatchNorm would be lost. Use nn.BatchNorm1d, 2d or 3d there, or"
                 " set trainer.sync_batchnorm=false."
             )
-        if getattr(layer, "process_group", None) is not None:
+        if getattr(layer, "process_group", None) not in (None, torch.distributed.group.WORLD):
             raise ConfigError(
                 "trainer.sync_batchnorm is true, which takes statistics over all ranks, and"
                 f" '{name}' is an nn.SyncBatchNorm with a process_group of its own. Leave it out"

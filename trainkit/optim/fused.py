@@ -40,8 +40,15 @@ def use_fused(optimizers: Iterable[Optimizer]) -> None:
         # also if the user requests it, or adds a group that does
         optimizer.register_step_pre_hook(_prepare)
         optimizer.register_load_state_dict_post_hook(_lay_out)
-        if optimizer.state:  # that of a script: laid out, and counted where the fused one counts
-            optimizer.load_state_dict(optimizer.state_dict())
+        # what a script has loaded or made; the fused one counts on the weight's device
+        _lay_out(optimizer)
+        fused = [
+            p for group in optimizer.param_groups if group.get("fused") for p in group["params"]
+        ]
+        for parameter in fused:
+            if (step := optimizer.state.get(parameter, {}).get("step")) is not None:
+                step = torch.as_tensor(step, dtype=torch.float32, device=parameter.device)
+                optimizer.state[parameter]["step"] = step
 
 
 def _lacks_rule(optimizer: Optimizer, group: dict[str, Any]) -> bool:

@@ -306,3 +306,9 @@ def test_the_move_to_the_device_may_be_what_has_no_room(
     assert moves == ([4, 4, 4] if hooked else [4, 4, 4, 4])
     assert hooks == ([4, 4] if hooked else [])
     assert task.sizes == [4, 2, 2, 2, 2]
+
+
+def test_empty_entries_beside_samples_are_split() -> None:
+    """A dict without anything is no part of all samples."""
+    pieces = split({"x": torch.zeros(2, 3), "meta": [{}, {}]}, 2, 2)
+    assert [len(piece["meta"]) for piece in pieces] == [1, 1]

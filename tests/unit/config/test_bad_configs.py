@@ -45,7 +45,10 @@ MISTAKES = {
     "--package trainer": ["package says how a config is printed", "--cfg job --package trainer"],
     "--resolve": ["resolve says how a config is printed", "Add --cfg job"],
     "-p trainer": ["p says how a config is printed"],
-    "vars.width=3": ["vars.width is given, and no file of this config has it", "+vars.width=..."],
+    "vars.width=3": [
+        "vars.width is given, and no file of this config gives it a value",
+        "+vars.width=...",
+    ],
     "hydra.run.dir=x": ["hydra.run.dir=x has no effect: the folder of a run, and of several"],
     "-m hydra.sweep.dir=x": ["hydra.sweep.dir=x has no effect"],
     "-m ++hydra.sweep.dir=x": ["hydra.sweep.dir=x has no effect"],

@@ -60,7 +60,7 @@ def test_one_that_no_file_has_is_refused(
     assert main("fit", ["conf=own", *flags, override]) == 2
     text = capsys.readouterr().err
     key, _, value = override.partition("=")
-    assert f"{key} is given, and no file of this config has it: nothing reads it." in text
+    assert f"{key} is given, and no file of this config gives it a value." in text
     assert f"+{key}=..." in text
     assert ("Did you mean 'width'?" in text) == ("widht" in override)
     assert ("Did you mean 'slow'?" in text) == ("slwo" in override)
@@ -82,3 +82,17 @@ def test_what_only_one_job_of_a_sweep_or_the_launcher_reads_holds(tmp_path: Path
     more = ["vars.which=small,large", "+vars.sizes.large=4"]
     assert main("fit", ["-m", "conf=own", *more], jobs.append) == 0
     assert [job.config["data"]["batch_size"] for job in jobs[1:]] == [16, 4]
+
+
+def test_one_that_is_read_and_not_there_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both errors say how it is given."""
+    text = "defaults: [mlp, _self_]\ntask: {model: {width: '${vars.width}'}}\n"
+    (tmp_path / "conf/asks.yaml").write_text(text)
+    for typed in ([], ["vars.width=8"]):
+        assert main("fit", ["conf=asks", *typed]) == 2
+        assert "+vars.width=..." in capsys.readouterr().err
+    jobs: list[ComposedJob] = []
+    assert main("fit", ["conf=asks", "+vars.width=8"], jobs.append) == 0
+    assert jobs[0].config["task"]["model"]["width"] == 8

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, UserDict, namedtuple
+from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -268,3 +269,36 @@ def test_what_moves_itself_is_cast(by_hand: bool) -> None:
     assert type(cast) is Encoding and batch["x"].dtype == torch.float32
     assert (cast["x"].dtype, cast["ids"].dtype) == (torch.float64, torch.int64)
     assert move({"in": Moving(torch.zeros(2))})["in"].x.dtype == torch.float64
+
+
+class Shared(MutableMapping[str, torch.Tensor]):
+    """A mapping whose copies share their values, and that moves itself."""
+
+    def __init__(self, held: dict[str, torch.Tensor]) -> None:
+        self.held = held
+
+    def __getitem__(self, key: str) -> torch.Tensor:
+        return self.held[key]
+
+    def __setitem__(self, key: str, value: torch.Tensor) -> None:
+        self.held[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self.held[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.held)
+
+    def __len__(self) -> int:
+        return len(self.held)
+
+    def to(self, device: Any) -> Shared:
+        """Return itself."""
+        return self
+
+
+def test_a_mapping_of_its_own_kind_is_not_written_to() -> None:
+    """A cached batch would have another dtype for good."""
+    batch = Shared({"x": torch.zeros(2, dtype=torch.float64)})
+    Mover(CPU, torch.bfloat16)(batch)
+    assert batch["x"].dtype == torch.float64

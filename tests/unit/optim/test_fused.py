@@ -243,3 +243,27 @@ def test_gradients_are_cleared() -> None:
         assert model.weight.grad is None
         assert model.bias.grad is None
     assert optimizer.calls == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_state_of_a_script_is_left_alone_but_for_what_the_fused_one_needs(
+    kind: type[Optimizer],
+) -> None:
+    """The groups are the script's own objects, and may be fewer than those that have a state; float32
+    averages of bfloat16 weights stay so.
+    """
+    weights = [nn.Parameter(torch.ones(2, 3, dtype=torch.bfloat16)) for _ in range(2)]
+    optimizer = kind([{"params": [weight]} for weight in weights], lr=0.1, **momentum(kind))
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    name = "momentum_buffer" if kind is SGD else "exp_avg"
+    for state in optimizer.state.values():
+        state[name] = state[name].float()
+    first = optimizer.param_groups[0]
+    del optimizer.param_groups[1]
+    use_fused([optimizer])
+    assert optimizer.param_groups[0] is first
+    assert {state[name].dtype for state in optimizer.state.values()} == {torch.float32}
+    if kind is not SGD:
+        assert optimizer.state[weights[0]]["step"].dtype == torch.float32

@@ -271,7 +271,7 @@ def _may_be_of_all(value: Any, num_samples: int) -> bool:
     if isinstance(value, Tensor):
         return value.dim() > 0 and len(value) == num_samples
     if isinstance(value, Mapping):
-        return all(_may_be_of_all(item, num_samples) for item in value.values())
+        return bool(value) and all(_may_be_of_all(item, num_samples) for item in value.values())
     if not isinstance(value, (list, tuple)):
         return False
     kinds = {_kind(item) for item in value}
