@@ -98,7 +98,7 @@ def test_they_are_said_where_a_user_writes_them(tmp_path: Path) -> None:
         Trainer().fit(None, epochs=3)  # type: ignore[arg-type, call-arg]
     with pytest.raises(ConfigError, match="^EarlyStopping.restore_best_weights: In its place: Tr"):
         EarlyStopping("val/loss", restore_best_weights=True)  # type: ignore[call-arg]
-    with pytest.raises(ConfigError, match="^ModelCheckpoint.save_best_only: In its place: save_t"):
+    with pytest.raises(ConfigError, match="^ModelCheckpoint.save_best_only: In its place: monitor"):
         ModelCheckpoint(save_best_only=True)  # type: ignore[call-arg]
     hook = type("Own", (trainkit.Callback,), {"on_epoch_end": lambda self, *_: None})()
     with pytest.raises(ConfigError, match=r"never be called\. In its place: on_train_epoch_end\.$"):
