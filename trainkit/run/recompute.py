@@ -84,7 +84,7 @@ def _run(forward: Callable[..., Any], norms: Sequence[nn.Module], *args: Any, **
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
     if norms and not torch.compiler.is_compiling():
-        kwargs["context_fn"] = lambda: (contextlib.nullcontext(), _with_copies(norms))
+        kwargs["context_fn"] = lambda: (contextlib.nullcontext(), _Copies(norms))
     return checkpoint(forward, *args, use_reentrant=False, **kwargs)
 
 
@@ -93,14 +93,24 @@ def _norms_of(module: nn.Module) -> list[nn.Module]:
     return [inner for inner in module.modules() if getattr(inner, "track_running_stats", False)]
 
 
-@contextlib.contextmanager
-def _with_copies(norms: Sequence[nn.Module]) -> Iterator[None]:
-    """A context in which copies of the layers' statistics change, in place of their own."""
-    with contextlib.ExitStack() as stack:
-        for norm in norms:
-            own = dict(norm._buffers)
-            stack.callback(norm._buffers.update, own)
-            for name, buffer in own.items():
-                if buffer is not None:
-                    norm._buffers[name] = buffer.clone()
-        yield
+class _Copies(contextlib.AbstractContextManager[None]):
+    """A context in which copies of the layers' statistics change, in place of their own. torch
+    makes one for a forward, and enters it in each backward through the forward's graph.
+    """
+
+    def __init__(self, norms: Sequence[nn.Module]) -> None:
+        self._norms = norms
+        self._entered: list[contextlib.ExitStack] = []
+
+    def __enter__(self) -> None:
+        with contextlib.ExitStack() as stack:
+            for norm in self._norms:
+                own = dict(norm._buffers)
+                stack.callback(norm._buffers.update, own)
+                for name, buffer in own.items():
+                    if buffer is not None:
+                        norm._buffers[name] = buffer.clone()
+            self._entered.append(stack.pop_all())
+
+    def __exit__(self, *failure: object) -> None:
+        self._entered.pop().close()

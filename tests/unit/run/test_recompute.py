@@ -110,3 +110,37 @@ def test_batch_norm_counts_a_forward_once(tmp_path: Path) -> None:
     assert plain["model.0.norm.num_batches_tracked"] == 3
     for name, value in plain.items():
         assert torch.equal(again[name], value), name
+
+
+@pytest.mark.parametrize("second", ["retain_graph", "create_graph"])
+def test_a_graph_with_batch_norm_has_a_second_backward(second: str, tmp_path: Path) -> None:
+    """Each backward computes the blocks again: of two losses, or of a penalty on gradients."""
+
+    class Task(Deep):
+        automatic_optimization = False
+
+        def make_model(self) -> nn.Module:
+            torch.manual_seed(2)
+            return nn.Sequential(Normed(), Normed(), nn.Linear(3, 1))
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            optimizer, y = self.optimizers(), self.model(batch[0])
+            optimizer.zero_grad()
+            if second == "retain_graph":
+                self.manual_backward(y.sum(), retain_graph=True)
+                self.manual_backward(y.square().sum())
+            else:
+                grads = torch.autograd.grad(y.sum(), list(self.parameters()), create_graph=True)
+                self.manual_backward(torch.stack([g.square().sum() for g in grads]).sum())
+            optimizer.step()
+
+    def states(blocks: bool) -> dict[str, Tensor]:
+        task = Task()
+        trainer = quiet(tmp_path / str(blocks), activation_checkpointing=blocks, max_steps=3)
+        trainer.fit(task, loader())
+        return task.state_dict()
+
+    plain, again = states(False), states(True)
+    assert plain["model.0.norm.num_batches_tracked"] == 3
+    for name, value in plain.items():
+        assert torch.equal(again[name], value), name
