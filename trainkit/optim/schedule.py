@@ -11,7 +11,7 @@ rates: the factor is divided out around its step.
 
 A rate that differs from what was written here last was set by the user, or by a scheduler that the
 user steps. It is the group's scheduled rate from then on, exactly as it was set: no factor, and no
-warm-up.
+warm-up; until a scheduler whose rates are independent of it (LambdaLR, OneCycleLR) writes another.
 
 Momentum while a rate changes (Goyal et al. 2017, section 2.1, remark 2): torch's SGD has u = m u +
 g and steps by lr x u, so a new rate applies to all of u at once; the paper calls this form
@@ -36,6 +36,7 @@ from trainkit.optim.forms import ScheduleConfig
 from trainkit.optim.momentum import Momentum, uncorrected
 from trainkit.optim.schedule_length import (
     curves,
+    has_overwritten,
     has_own_rates,
     made,
     restore,
@@ -300,6 +301,7 @@ class LearningRates:
             return
         self._users.write(self.groups, self._scheduled, 1.0)
         for config in due:
+            scheduler = config.scheduler
             metric = None
             if config.reads_value:
                 assert config.monitor is not None  # checked by _read_schedule
@@ -311,10 +313,12 @@ class LearningRates:
                     continue
                 metric = metrics[config.monitor]
             if config.is_torchs:
-                config.step(config.scheduler, metric)
+                config.step(scheduler, metric)
+                if has_overwritten(scheduler):
+                    self._users.release(self.groups, scheduler.optimizer.param_groups)
                 continue
-            with in_users_rates(config.scheduler.optimizer, self.factor):
-                config.step(config.scheduler, metric)
+            with in_users_rates(scheduler.optimizer, self.factor):
+                config.step(scheduler, metric)
         self._scheduled = self._users.read(self.groups)
 
     def state_dict(self) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from copy import deepcopy
 from typing import Any
 
 from torch.optim.lr_scheduler import (
+    ChainedScheduler,
     CosineAnnealingWarmRestarts,
     CyclicLR,
     LambdaLR,
@@ -40,6 +41,13 @@ _PROGRESS = (
     "base_lrs",
     "_get_lr_called_within_step",
     "_is_initial",
+)
+# Their steps compute rates from `base_lrs` and their own; others' (StepLR) from the last rate.
+_ABSOLUTE = (
+    LambdaLR,
+    OneCycleLR,
+    CyclicLR,
+    CosineAnnealingWarmRestarts,
 )
 
 
@@ -122,19 +130,35 @@ def rates_now(scheduler: LRScheduler) -> list[float] | None:
     None if it only knows the next one.
     """
     if isinstance(scheduler, SequentialLR):
-        return rates_now(
-            scheduler._schedulers[bisect_right(scheduler._milestones, scheduler.last_epoch)]
-        )
+        return rates_now(_part_now(scheduler))
     if isinstance(scheduler, LambdaLR):
         pairs = zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
         # a base that is a tensor is multiplied in its precision, as by torch
         return [float(base * factor(scheduler.last_epoch)) for base, factor in pairs]
-    if isinstance(scheduler, (OneCycleLR, CyclicLR, CosineAnnealingWarmRestarts)):
+    if isinstance(scheduler, _ABSOLUTE):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # get_lr is called outside of step
             return [float(rate) for rate in scheduler.get_lr()]
     closed = getattr(scheduler, "_get_closed_form_lr", None)
     return None if closed is None else [float(rate) for rate in closed()]
+
+
+def _part_now(scheduler: SequentialLR) -> LRScheduler:
+    place = bisect_right(scheduler._milestones, scheduler.last_epoch)
+    return scheduler._schedulers[place]
+
+
+def has_overwritten(scheduler: LRScheduler) -> bool:
+    """Whether a scheduler's last step wrote rates that are independent of those before it."""
+    if isinstance(scheduler, ChainedScheduler):
+        return any(map(has_overwritten, scheduler._schedulers))
+    if isinstance(scheduler, SequentialLR):
+        part = _part_now(scheduler)
+        is_first = scheduler.last_epoch in scheduler._milestones
+        if is_first and hasattr(part, "_get_closed_form_lr"):
+            return True  # torch starts a part by its formula
+        return has_overwritten(part)
+    return isinstance(scheduler, _ABSOLUTE)
 
 
 def restore(

@@ -19,7 +19,7 @@ class UsersRates:
     """Writes the rates of groups, and notices those that differ from what was written last.
 
     Attributes:
-        places: of the groups whose rate the user has set.
+        places: of the groups whose rate is one that the user has set.
         written: what was written into each group.
         multiplier: of warm-up, in what was written.
         sizes: the number of groups of each optimizer.
@@ -30,6 +30,7 @@ class UsersRates:
 
     def __init__(self, say: Callable[[str], None], sizes: list[int]) -> None:
         self._say = say
+        self._has_said = False
         self.sizes = sizes
         self.places: set[int] = set()
         self.written: list[Any] = []
@@ -76,6 +77,13 @@ class UsersRates:
         self.places = {p + (p >= place) for p in self.places}
         self._tensors = {p + (p >= place): one for p, one in self._tensors.items()}
 
+    def release(self, groups: Sequence[dict[str, Any]], written: Sequence[dict[str, Any]]) -> None:
+        """Take the rates of some of the groups for the schedulers', which have written them."""
+        ids = set(map(id, written))
+        for place, group in enumerate(groups):
+            if id(group) in ids:
+                self.places.discard(place)
+
     def stand(self, optimizers: Sequence[Optimizer], multiplier: float) -> bool:
         """Return whether all groups have what was written last, and would again: the common case of
         a step, at little cost.
@@ -102,7 +110,8 @@ class UsersRates:
             # the first two cost nothing where a rate is on the device
             if rate is written or self._stands(place, group) or _equal(rate, written):
                 continue
-            if not self.places:
+            if not self.places and not self._has_said:
+                self._has_said = True
                 self._say_so(place, float(rate), contract, schedules)
             self.places.add(place)
             yield place, float(rate)

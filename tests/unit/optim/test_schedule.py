@@ -615,3 +615,77 @@ def test_a_rate_set_by_hand_follows_the_optimizers_own() -> None:
     second.load_state_dict(first.state_dict())
     again.load_state_dict(rates.state_dict(), 1)
     assert again.current() == pytest.approx([0.1, 2 * 0.02])
+
+
+def _restarted(optimizer: Optimizer) -> SequentialLR:
+    parts = [sched.StepLR(optimizer, 2, 0.5), sched.StepLR(optimizer, 2, 0.5)]
+    return SequentialLR(optimizer, parts, [1])
+
+
+def _halved_after(optimizer: Optimizer) -> sched.ChainedScheduler:
+    parts = [LambdaLR(optimizer, lambda t: 0.9**t), sched.StepLR(optimizer, 1, 0.5)]
+    return sched.ChainedScheduler(parts)
+
+
+ABSOLUTE = {name: MAKERS[name] for name in ("lambda", "restarts", "cyclic", "onecycle", "chained")}
+ABSOLUTE |= {"milestone": _restarted, "halved": _halved_after}
+
+
+def by_epochs(
+    make: Callable[[Optimizer], Any], ranks: int, warmup_steps: int = 0
+) -> tuple[SGD, LearningRates]:
+    """Return an optimizer and its rates by epochs of 1 step; the accumulation doubles at epoch 2."""
+    optimizer = sgd()
+    plan = replace(contract(ranks, warmup_steps), lr_reference_batch_size=1, later=((2, 2),))
+    return optimizer, LearningRates([optimizer], [ScheduleConfig(make(optimizer), "epoch")], plan)
+
+
+def epochs(optimizer: SGD, rates: LearningRates, start: int, end: int, lr: float = 0.0) -> None:
+    """Train epochs, and begin one more; a rate is set by hand in the first one."""
+    for epoch in range(start, end):
+        rates.start_epoch(epoch, epoch)
+        if lr and epoch == start:
+            optimizer.param_groups[0]["lr"] = lr
+        run(optimizer, rates, epoch, 1)
+        rates.after_epoch(epoch + 1, epoch + 1, {})
+    rates.start_epoch(end, end)
+
+
+@pytest.mark.parametrize("name", ABSOLUTE)
+def test_a_rate_that_a_scheduler_has_overwritten_is_not_set_by_hand(name: str) -> None:
+    """Warm-up, another accumulation, and other ranks scale it, as if none had been set."""
+    plain, by_hand, resumed, halved = (
+        by_epochs(ABSOLUTE[name], ranks, warmup_steps=4) for ranks in (4, 4, 2, 2)
+    )
+    epochs(*plain, 0, 1)
+    epochs(*by_hand, 0, 1, lr=0.05)
+    assert by_hand[1].current() == pytest.approx(plain[1].current())
+    resumed[0].load_state_dict(by_hand[0].state_dict())
+    resumed[1].load_state_dict(by_hand[1].state_dict(), 1)
+    epochs(*halved, 0, 1)
+    assert resumed[1].current() == pytest.approx(halved[1].current())
+    epochs(*plain, 1, 2)
+    epochs(*by_hand, 1, 2)
+    assert by_hand[1].current() == pytest.approx(plain[1].current())
+
+
+def test_a_rate_set_by_hand_holds_under_a_scheduler_that_multiplies_it() -> None:
+    """StepLR halves what was set; no factor reaches it."""
+    first, second = by_epochs(MAKERS["step"], 4), by_epochs(MAKERS["step"], 2)
+    epochs(*first, 0, 2, lr=0.05)
+    assert first[1].current() == pytest.approx([0.025, 0.5 * 8 * 0.02])
+    second[0].load_state_dict(first[0].state_dict())
+    second[1].load_state_dict(first[1].state_dict(), 2)
+    second[1].start_epoch(2, 2)
+    assert second[1].current() == pytest.approx([0.025, 0.5 * 4 * 0.02])
+
+
+def test_the_line_about_a_rate_set_by_hand_comes_once() -> None:
+    """Though a scheduler writes another after each."""
+    optimizer, said = sgd(), list[str]()
+    schedule = ScheduleConfig(MAKERS["lambda"](optimizer), "step")
+    rates = LearningRates([optimizer], [schedule], contract(4), say=said.append)
+    for step in range(3):
+        optimizer.param_groups[0]["lr"] = 0.05
+        run(optimizer, rates, step, 1)
+    assert len(said) == 1
