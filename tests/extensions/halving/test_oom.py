@@ -309,6 +309,6 @@ def test_the_move_to_the_device_may_be_what_has_no_room(
 
 
 def test_empty_entries_beside_samples_are_split() -> None:
-    """A dict without anything is no part of all samples."""
+    """An empty dict is an entry of one sample, as any other is."""
     pieces = split({"x": torch.zeros(2, 3), "meta": [{}, {}]}, 2, 2)
     assert [len(piece["meta"]) for piece in pieces] == [1, 1]

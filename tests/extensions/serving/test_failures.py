@@ -149,7 +149,7 @@ def test_texts_tell_them_apart_too(error: Exception, status: int, health: int) -
 
 
 def test_ray_replaces_a_replica_whose_device_has_failed(path: Path) -> None:
-    """Its health check, which Ray asks, raises then; a request that is refused is no reason."""
+    """Its health check, which Ray asks, raises then, and not for a request that is refused."""
     for error, is_dead in ((ValueError("x"), False), (DEAD_DEVICE[0], True)):
         service, replica = service_of(path, failing(error, [])), _Replica()
         replica.app = service.app()

@@ -66,11 +66,11 @@ def test_values_are_the_same_bits() -> None:
     plain.make()
     after = torch.get_rng_state()
     torch.manual_seed(1)
-    found = deferred(late.make, late)
+    delayed = deferred(late.make, late)
     parameters = dict(late.named_parameters())
     assert all(parameter.is_meta for parameter in parameters.values())
     assert late.head.weight is late.table.weight and late.table.weight.is_table  # type: ignore[attr-defined]
-    values = dict(found.values())
+    values = dict(delayed.values())
     assert torch.equal(torch.get_rng_state(), after)
     expected = dict(plain.named_parameters())
     assert values.keys() == expected.keys() == parameters.keys()
@@ -164,10 +164,10 @@ def test_generators_of_ones_own_draw_the_same_numbers() -> None:
     torch.manual_seed(1)
     plain.make()
     torch.manual_seed(1)
-    found = deferred(late.make, late)
+    delayed = deferred(late.make, late)
     for _ in range(2):
         assert torch.equal(generators[0].get_state(), generators[1].get_state())
-        values = dict(found.values())
+        values = dict(delayed.values())
         for name, parameter in plain.named_parameters():
             assert torch.equal(values[name], parameter), name
     assert torch.equal(late.drawn, plain.drawn) and torch.equal(late.order, plain.order)

@@ -262,7 +262,7 @@ class PyTorchProfiler(Callback):
         self._end(trainer, "the run ended before step")
 
     def on_validation_start(self, trainer: RunView, task: Task) -> None:
-        """Start, if it is no validation of a fit."""
+        """Start, unless it is a fit's validation."""
         if trainer.state.fn != "fit":
             self._start(trainer)
 
