@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 from benchmarks.data import QUIET
 from benchmarks.gpu_training import Model, forget, synchronize
 from trainkit import Callback, CrashCapsule, ModelCheckpoint, Trainer
-from trainkit.engine import sync_batchnorm
+from trainkit.extensions.sync_batchnorm import layer as sync_batchnorm
 
 
 class Clock(Callback):

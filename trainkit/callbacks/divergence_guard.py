@@ -21,7 +21,6 @@ from trainkit.api.view import RunView
 from trainkit.arguments import PositiveInt, checked
 from trainkit.device.shards import is_spread
 from trainkit.engine.base import Engine
-from trainkit.engine.sync_batchnorm import SyncBatchNorm
 from trainkit.errors import ConfigError, DivergenceError
 
 _SHOWN = 3
@@ -251,9 +250,8 @@ def _tensors(task: Task, optimizers: object) -> Iterator[tuple[str, Tensor]]:
 
 
 def _keeps_its_own(module: nn.Module) -> bool:
-    return isinstance(module, nn.modules.batchnorm._BatchNorm) and not isinstance(
-        module, SyncBatchNorm
-    )
+    is_norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
+    return is_norm and not getattr(module, "shares_statistics", False)
 
 
 def _difference(name: str, hashes: list[tuple[int, int] | None]) -> str | None:

@@ -13,6 +13,8 @@ NAMES = (
     "doctor",
     "by_hand",
     "own_update",
+    "recompute",
+    "sync_batchnorm",
     "halving",
     "programs",
     "script",

@@ -14,12 +14,15 @@ from trainkit.run.eval_weights import EvalWeights
 from trainkit.run.feature import Feature, Features
 from trainkit.run.finite import StopOnNonfinite
 from trainkit.run.manual import ManualUpdates
-from trainkit.run.norms import SyncNorms
-from trainkit.run.recompute import Recompute
 from trainkit.run.reload import Reload
 from trainkit.run.setup import Stage
 
-_HALVING = "trainer.halve_batch_on_oom"
+# Options whose features are extensions, for a copy of trainkit without them.
+_OF_EXTENSIONS = {
+    "activation_checkpointing": "recompute",
+    "sync_batchnorm": "sync_batchnorm",
+    "halve_batch_on_oom": "halving",
+}
 
 
 def features_of(stage: Stage) -> Features:
@@ -33,25 +36,23 @@ def features_of(stage: Stage) -> Features:
     features = Features()
     asked: list[object] = [
         numerics.compile and Compile(numerics.compile, stage.enter_once),
-        numerics.activation_checkpointing
-        and Recompute(numerics.activation_checkpointing, stage.enter),
         stage.elastic
         and stage.is_elastic
         and ElasticFit(stage.elastic, stage.engine.comm.outlives_ranks),
         numerics.stop_on_nonfinite and StopOnNonfinite(),
         samples.limit and SkipBadSamples(samples.limit, stage.feeds.skip),
         not stage.task.automatic_optimization and ManualUpdates(stage, features),
-        numerics.sync_batchnorm and SyncNorms(stage.enter),
         samples.reload_dataloaders_every_n_epochs and Reload(stage, features),
         SavedCommunication(),
         EvalWeights(),
     ]
     features.extend(feature for feature in asked if isinstance(feature, Feature))
     features.extend(extension.features(stage))
-    if numerics.halve_batch_on_oom and all(each.name != _HALVING for each in features):
-        raise ConfigError(
-            f"{_HALVING} is true, and this copy of trainkit lacks the extension 'halving', which"
-            " splits microbatches. Install all of trainkit, or leave it out and set a smaller"
-            " data.batch_size."
-        )
+    names = {feature.name for feature in features}
+    for option, brought_by in _OF_EXTENSIONS.items():
+        if getattr(numerics, option) and f"trainer.{option}" not in names:
+            raise ConfigError(
+                f"trainer.{option} is {getattr(numerics, option)}, and this copy of trainkit lacks"
+                f" the extension '{brought_by}'. Install all of trainkit, or leave the option out."
+            )
     return features

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from tests.helpers.toy import Line, loader, quiet, rows, weights
 from trainkit.device.transfer import Mover
 from trainkit.engine.single import SingleEngine
-from trainkit.errors import ConfigError, TrainkitError
+from trainkit.errors import TrainkitError
 from trainkit.extensions.halving.oom import split
 
 
@@ -75,15 +75,6 @@ def test_one_sample_must_fit(tmp_path: Path) -> None:
     """If a single sample is too large, the run ends with the error."""
     with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate 2 GiB"):
         quiet(tmp_path, halve_batch_on_oom=True).fit(Small(0), loader(8))
-
-
-def test_a_copy_without_the_extension_refuses_the_setting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It would have no effect."""
-    monkeypatch.setattr("trainkit.extension.features", lambda stage: [])
-    with pytest.raises(ConfigError, match="lacks the extension 'halving'"):
-        quiet(tmp_path, halve_batch_on_oom=True).fit(Small(1), loader(8))
 
 
 def test_not_asked_for(tmp_path: Path) -> None:

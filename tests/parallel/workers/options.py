@@ -25,8 +25,8 @@ from tests.parallel.workers.option_models import WORDS, Norms, Words, batch, net
 from trainkit.engine.base import Engine
 from trainkit.engine.ddp import reduce as ddp_reduce
 from trainkit.engine.select import make_engine
-from trainkit.engine.sync_batchnorm import synchronise
 from trainkit.errors import TrainkitError
+from trainkit.extensions.sync_batchnorm.layer import synchronise
 
 OUT = sys.argv[1]
 HOROVOD = "HOROVOD_RANK" in os.environ

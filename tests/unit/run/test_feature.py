@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from tests.helpers.toy import Line, loader, quiet
 from trainkit.errors import ConfigError
 from trainkit.run.feature import Feature, Features
 
@@ -41,3 +43,22 @@ def test_two_that_bring_the_same_are_refused() -> None:
     for ask in (lambda run: both.in_step(run, ()), both.parts):
         with pytest.raises(ConfigError, match=text):
             ask(cast(Any, None))
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "extension"),
+    [
+        ("activation_checkpointing", ["Line"], "recompute"),
+        ("sync_batchnorm", True, "sync_batchnorm"),
+        ("halve_batch_on_oom", True, "halving"),
+    ],
+)
+def test_a_copy_without_the_extension_refuses_its_option(
+    option: str, value: Any, extension: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would have no effect."""
+    monkeypatch.setattr("trainkit.extension.features", lambda stage: [])
+    with pytest.raises(
+        ConfigError, match=f"trainer.{option} is .* lacks the extension '{extension}'"
+    ):
+        quiet(tmp_path, **{option: value}).fit(Line(), loader(8))

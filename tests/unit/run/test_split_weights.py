@@ -15,13 +15,13 @@ from torch import nn
 from tests.helpers.toy import Line
 from trainkit.errors import ConfigError, TaskError
 from trainkit.extensions.halving.oom import HalveOnOom
+from trainkit.extensions.sync_batchnorm.feature import SyncNorms
 from trainkit.optim import SOAP, Adafactor, AdEMAMix, Muon, decay_groups
 from trainkit.run.bad_samples import SkipBadSamples
 from trainkit.run.elastic import ElasticFit, ElasticState
 from trainkit.run.feature import Feature, Features
 from trainkit.run.finite import StopOnNonfinite
 from trainkit.run.manual import ManualUpdates
-from trainkit.run.norms import SyncNorms
 from trainkit.run.split_weights import check_split, check_split_optimizers
 
 

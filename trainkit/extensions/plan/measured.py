@@ -29,7 +29,7 @@ from trainkit.extensions.plan.record import (
     shared_by,
     try_forward,
 )
-from trainkit.run.recompute import recomputed
+from trainkit.extensions.recompute.feature import recomputed
 from trainkit.run.run import Run
 
 

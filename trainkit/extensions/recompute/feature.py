@@ -21,8 +21,15 @@ from trainkit.api.view import RunView
 from trainkit.engine.blocks import blocks_of
 from trainkit.errors import ConfigError
 from trainkit.run.feature import Feature
+from trainkit.run.setup import Stage
 
 _KEY = "trainer.activation_checkpointing"
+
+
+def of_stage(stage: Stage) -> Recompute | None:
+    """Return the feature if it is asked for."""
+    blocks = stage.options.numerics.activation_checkpointing
+    return Recompute(blocks, stage.enter) if blocks else None
 
 
 class Recompute(Feature):

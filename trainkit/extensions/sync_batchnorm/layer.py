@@ -51,8 +51,13 @@ class RankLink:
 
 
 class SyncBatchNorm(_BatchNorm):
-    """A BatchNorm layer that `convert` changed; it is never constructed."""
+    """A BatchNorm layer that `convert` changed; it is never constructed.
 
+    Attributes:
+        shares_statistics: all ranks have the same buffers (asked by DivergenceGuard).
+    """
+
+    shares_statistics = True
     link: RankLink
 
     def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002

@@ -13,9 +13,20 @@ from torch import nn
 from trainkit.api.view import RunView
 from trainkit.data.feed import Feed, MapFeed
 from trainkit.engine.base import Engine
-from trainkit.engine.sync_batchnorm import SyncBatchNorm, check_even, release, synchronise
 from trainkit.errors import ConfigError
+from trainkit.extensions.sync_batchnorm.layer import (
+    SyncBatchNorm,
+    check_even,
+    release,
+    synchronise,
+)
 from trainkit.run.feature import Feature
+from trainkit.run.setup import Stage
+
+
+def of_stage(stage: Stage) -> SyncNorms | None:
+    """Return the feature if it is asked for."""
+    return SyncNorms(stage.enter) if stage.options.numerics.sync_batchnorm else None
 
 
 class SyncNorms(Feature):

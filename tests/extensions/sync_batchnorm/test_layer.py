@@ -16,10 +16,15 @@ from torch import Tensor, nn
 from tests.helpers.threads import ThreadEngine, World
 from tests.helpers.toy import Net, loader, quiet
 from trainkit.data.plan import StepPlan
-from trainkit.engine import sync_batchnorm
 from trainkit.engine.single import SingleEngine
-from trainkit.engine.sync_batchnorm import SyncBatchNorm, check_even, convert, synchronise
 from trainkit.errors import ConfigError
+from trainkit.extensions.sync_batchnorm import layer as sync_batchnorm
+from trainkit.extensions.sync_batchnorm.layer import (
+    SyncBatchNorm,
+    check_even,
+    convert,
+    synchronise,
+)
 
 
 def alone(tensor: Tensor) -> Tensor:
