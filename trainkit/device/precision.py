@@ -139,5 +139,9 @@ class Precision:
                 # Not by the scaler, which reads again. Nor with its scale: a fused SGD that finds
                 # an overflow on the device keeps momenta of uninitialised memory.
                 optimizer.step()
+        # by hand, others may be unscaled and not stepped yet: theirs is another update
+        stepped = {id(optimizer) for optimizer in optimizers}
+        others = {key: states.pop(key) for key in list(states) if key not in stepped}
         self.scaler.update()
+        self.scaler._per_optimizer_states.update(others)
         return is_finite

@@ -344,6 +344,45 @@ def test_mixed_precision_trains(precision: str, tmp_path: Path) -> None:
     torch.testing.assert_close(weights(task), weights(exact), rtol=0.1, atol=0.05)
 
 
+class Clipped(Line):
+    """Two optimizers: both clip before both step, or each clips and steps."""
+
+    def __init__(self, in_turn: bool) -> None:
+        super().__init__()
+        self.float()
+        self.second = nn.Linear(3, 1)
+        fill(self)
+        self.in_turn = in_turn
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        """Update both."""
+        x, y = batch[0].float(), batch[1].float()
+        optimizers = self.optimizers()
+        for optimizer, layer in zip(optimizers, (self.model, self.second), strict=True):
+            optimizer.zero_grad()
+            self.manual_backward((layer(x).squeeze(-1) - y).square().mean())
+        for optimizer in optimizers:
+            self.clip_gradients(optimizer, gradient_clip_val=0.5)
+            if self.in_turn:
+                optimizer.step()
+        for optimizer in () if self.in_turn else optimizers:
+            optimizer.step()
+
+    def configure_optimizers(self) -> Any:
+        """Return one for each layer."""
+        return [torch.optim.SGD(layer.parameters(), lr=0.01) for layer in (self.model, self.second)]
+
+
+def test_two_optimizers_clip_before_both_step_under_a_loss_scale(tmp_path: Path) -> None:
+    """As each clips and steps; the first step ended in torch's error for the second."""
+    tasks = Clipped(in_turn=True), Clipped(in_turn=False)
+    for task in tasks:
+        quiet(tmp_path, precision="16-mixed", max_epochs=3).fit(task, loader(8))
+    assert torch.equal(weights(tasks[0]), weights(tasks[1]))
+    assert not torch.equal(weights(tasks[0]), weights(Clipped(in_turn=True)))
+
+
 @pytest.mark.parametrize("kind", ["sam closure", "sam", "lbfgs"])
 def test_several_gradients_a_step_have_no_loss_scale(kind: str, tmp_path: Path) -> None:
     """An overflow would be written into the weights, and torch unscale twice; bf16-mixed trains."""
