@@ -70,6 +70,24 @@ def test_what_is_json_text_is_what_it_says(tmp_path: Path) -> None:
     assert conversation_of({"messages": [call("")]}, "here").messages == [call({})]
 
 
+def test_an_argument_that_a_call_lacks_is_not_null_in_a_table(tmp_path: Path) -> None:
+    """A column of a .parquet has the arguments of all calls, and the properties of all tools."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = pytest.importorskip("pyarrow").Table
+    tools = [{"properties": {"a": {"type": "number"}}}, {"properties": {"b": {"type": "text"}}}]
+    rows = [{"messages": [call({name: 1})], "tools": tools} for name in "ab"]
+    parquet.write_table(table.from_pylist(rows), tmp_path / "a.parquet")
+    for row, result in zip(rows, read_conversations(tmp_path / "a.parquet"), strict=True):
+        assert result.messages == row["messages"] and result.tools == tools
+
+
+def test_empty_lines_are_no_rows(tmp_path: Path) -> None:
+    """As datasets reads a .jsonl; an editor leaves one at the end."""
+    lines = [json.dumps(row) for row in ROWS]
+    (tmp_path / "a.jsonl").write_text("\n" + "\n\n".join(lines) + "\n\n")
+    assert len(read_conversations(tmp_path / "a.jsonl")) == len(ROWS)
+
+
 @pytest.mark.parametrize(
     ("row", "text"),
     [
@@ -113,7 +131,7 @@ def test_a_row_that_is_not_a_conversation_is_named(row: Any, text: str) -> None:
     ("name", "content", "text"),
     [
         ("a.jsonl", "", "has no rows"),
-        ("a.jsonl", '{"messages": []\n', "row 1 is not JSON"),
+        ("a.jsonl", '{"messages": []\n', "line 1 is not JSON"),
         ("a.csv", "messages\n", "is of another kind; give a .jsonl"),
         ("a.parquet", "no parquet", "cannot be read as parquet"),
         ("b.jsonl", None, "does not exist; give a .jsonl"),

@@ -101,7 +101,6 @@ def messages_of(messages: Any, place: str, form: str = _FORM) -> list[dict[str, 
 def _message(message: Any, place: str) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise DataError(f"{place} is {message!r}; it must be a role and a content: {_FORM}")
-    # a column of datasets has each key of any row, with None where a row lacks it
     own = {str(key): value for key, value in message.items() if value is not None}
     role = own.get("role")
     if role not in ROLES:
@@ -155,10 +154,12 @@ def rows_of(path: Path, kind: str) -> Iterable[Any]:
 def _of_jsonl(path: Path) -> Iterable[Any]:
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
             try:
                 yield json.loads(line)
             except ValueError as error:
-                raise DataError(f"{path}, row {number} is not JSON: {error}.") from error
+                raise DataError(f"{path}, line {number} is not JSON: {error}.") from error
 
 
 def _of_parquet(path: Path) -> Iterable[Any]:
@@ -172,7 +173,7 @@ def _of_parquet(path: Path) -> Iterable[Any]:
         table = parquet.read_table(path)
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read as parquet: {error}") from error
-    yield from table.to_pylist()
+    yield from map(_without_gaps, table.to_pylist())
 
 
 def _of_datasets(path: Path) -> Iterable[Any]:
@@ -192,4 +193,17 @@ def _of_datasets(path: Path) -> Iterable[Any]:
             f"{path} has the splits {', '.join(held)}; give the folder of one, as"
             f" {path / next(iter(held), 'train')}."
         )
-    yield from held
+    yield from map(_without_gaps, held)
+
+
+def _without_gaps(value: Any) -> Any:
+    """Return a value of a table without the keys that are None, at any depth.
+
+    A table has each key of any row, as the arguments of each tool's calls: a template would write
+    them as null (TRL leaves them out too: data_utils.remove_none_values).
+    """
+    if isinstance(value, list):
+        return [_without_gaps(item) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    return {key: _without_gaps(item) for key, item in value.items() if item is not None}

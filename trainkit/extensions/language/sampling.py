@@ -212,6 +212,7 @@ def draw(
         if logits_V[best].isnan():
             raise TaskError(_NOT_FINITE)
         return best
+    logits_V = logits_V.float()  # bfloat16 has too few digits for sums of probabilities
     best_K, places_K = logits_V.topk(min(top_k or len(logits_V), len(logits_V)))
     shares_K = (best_K / temperature).softmax(-1)
     if not shares_K.isfinite().all():
