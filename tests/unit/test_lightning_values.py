@@ -5,11 +5,13 @@ taken where they mean something, else answered.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, IterableDataset
 
 from tests.helpers.toy import Line, loader, quiet, weights
 from trainkit.api.callback import Callback
@@ -86,6 +88,20 @@ def test_null_and_zero_mean_lightnings_defaults(tmp_path: Path) -> None:
     outer = quiet(tmp_path, max_epochs=3)
     outer.fit(Stop(), loader(8))
     assert (outer.global_step, outer.should_stop) == (1, True)
+
+
+def test_a_limit_of_1_0_is_all_of_a_stream_too(tmp_path: Path) -> None:
+    """Lightning's own default, which templates write out."""
+
+    class Flow(IterableDataset[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            return iter(loader(8))
+
+    limits = dict.fromkeys(("limit_train_batches", "limit_val_batches"), 1.0)
+    trainer = quiet(tmp_path, **limits)
+    data = DataLoader(Flow(), batch_size=None)
+    trainer.fit(Line(), data, data)
+    assert trainer.global_step == 2
 
 
 def test_a_hook_may_ask_whether_it_is_a_quick_try(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from trainkit.callbacks.progress.progress import ProgressBar
 from trainkit.checkpoint.format import load_weights, verify
 from trainkit.data.seeding import seed_everything
 from trainkit.engine.single import SingleEngine
-from trainkit.errors import ConfigError, DataError, TaskError
+from trainkit.errors import CheckpointError, ConfigError, DataError, TaskError
 from trainkit.loggers import CSVLogger, TensorBoardLogger
 from trainkit.trainer import Trainer
 
@@ -368,6 +368,15 @@ def test_a_checkpoint_can_be_saved_by_hand(tmp_path: Path) -> None:
     verify(tmp_path / "mine")
     load_weights(tmp_path / "mine", other)
     assert torch.equal(weights(other), weights(task))
+
+
+def test_a_checkpoint_that_was_asked_for_and_is_not_written_is_an_error(tmp_path: Path) -> None:
+    """A script would continue without it; a callback's own checkpoints cost no run."""
+    trainer = quiet(tmp_path / "run")
+    trainer.fit(Line(), loader(8))
+    (tmp_path / "model.ckpt").touch()
+    with pytest.raises(CheckpointError, match=r"could not write .*model\.ckpt: .*Make room there"):
+        trainer.save_checkpoint(tmp_path / "model.ckpt")
 
 
 def test_a_checkpoint_needs_a_fit(tmp_path: Path) -> None:

@@ -224,6 +224,10 @@ def canonical(arguments: Mapping[str, Any]) -> dict[str, Any]:
     ):
         if given[name] == stands_for_null:
             given[name] = None
+    for kind in ("train", "val", "test", "predict"):
+        name = f"limit_{kind}_batches"
+        if isinstance(given[name], float) and given[name] == 1:
+            given[name] = None  # all, as in Lightning, also of a stream
     return given
 
 

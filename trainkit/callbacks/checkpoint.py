@@ -252,8 +252,10 @@ class ModelCheckpoint(RetainedPaths, Callback):
         if is_known and not _has_new_score(self, trainer):
             return
         self._settle(trainer)
-        early = always or (state.current_epoch == 0 and not ended)  # values may be logged later
-        name = filled(self.filename, trainer, early, self.auto_insert_metric_name) + end
+        # values may be logged later
+        early = always or trainer.evaluator.is_awaited or (state.current_epoch == 0 and not ended)
+        stale = _stale(trainer) if self.every_n_epochs else set[str]()
+        name = filled(self.filename, trainer, early, stale, self.auto_insert_metric_name) + end
         score = self._score(trainer, early)
         retention = self._retention
         is_finite = trainer.checkpoints.has_finite_weights(name) and _is_finite(
@@ -303,7 +305,7 @@ class ModelCheckpoint(RetainedPaths, Callback):
         if self.monitor is None:
             return float(trainer.global_step)
         if self.monitor not in trainer.callback_metrics:
-            if early or trainer.evaluator.is_awaited:
+            if early:
                 return math.nan  # it is logged later: this checkpoint ranks last
             raise ConfigError(
                 f"ModelCheckpoint.monitor is {not_logged(self.monitor, trainer.callback_metrics)}"
@@ -313,6 +315,12 @@ class ModelCheckpoint(RetainedPaths, Callback):
             return math.nan  # the value is of other weights: this checkpoint ranks last
         # of saves within epochs alone few have a value of their own: the newest there is counts
         return float(trainer.callback_metrics[self.monitor])
+
+
+def _stale(trainer: RunView) -> set[str]:
+    """Return the values of an earlier validation: they are of other weights."""
+    logged_at = trainer.callback_metrics.logged_at
+    return {name for name in trainer.evaluator.names if logged_at.get(name) != trainer.global_step}
 
 
 def _has_new_score(policy: ModelCheckpoint, trainer: RunView) -> bool:

@@ -49,12 +49,15 @@ def check_filename(filename: str) -> str:
     return filename
 
 
-def filled(filename: str, trainer: RunView, early: bool, inserts_names: bool) -> str:
-    """Return the name of a checkpoint;
-    if it is `early`, values that are not logged yet become nan.
+def filled(
+    filename: str, trainer: RunView, early: bool, stale: set[str], inserts_names: bool
+) -> str:
+    """Return the name of a checkpoint, in which `stale` values are nan;
+    if it is `early`, values that are not logged yet are too.
     """
     pattern = re.sub(r"(?<!=)\{(\w[^{}:!]*)", r"\1={\1", filename) if inserts_names else filename
-    values = {k.replace("/", "_"): v for k, v in trainer.callback_metrics.items()}
+    metrics = trainer.callback_metrics
+    values = {k.replace("/", "_"): math.nan if k in stale else metrics[k] for k in metrics}
     known = values | {"epoch": trainer.current_epoch, "step": trainer.global_step}
     try:
         name = pattern.replace("/", "_").format_map(_Early(known) if early else known)

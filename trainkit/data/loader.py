@@ -4,6 +4,7 @@ loaders that yield one rank's microbatches.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -23,9 +24,12 @@ from torch.utils.data.distributed import DistributedSampler
 from trainkit.data.bad_samples import GuardedCollate, GuardedDataset
 from trainkit.data.collate import seeded_collate
 from trainkit.data.order import (
+    Drawn,
+    Key,
     SeededDataset,
     epoch_order,
     indices_at,
+    keys_at,
     mix,
     own_numbers_of,
     random_numbers_of,
@@ -202,9 +206,8 @@ def _read_loader(loader: DataLoader[Any], name: str) -> Source | None:
     return Source(loader.dataset, batching.batch_size, shuffles, batching.drop_last, own, options)
 
 
-class RankSampler(Sampler[list[tuple[int, int]]]):
-    """Yields the microbatches of one rank as lists of (epoch, index), from any step of any epoch
-    on.
+class RankSampler(Sampler[list[Key]]):
+    """Yields the microbatches of one rank as lists of keys, from any step of any epoch on.
 
     `start` is called before each iteration; the DataLoader and its workers persist over epochs.
     """
@@ -225,13 +228,13 @@ class RankSampler(Sampler[list[tuple[int, int]]]):
         self.step = step
         self.last = plan.num_steps
 
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+    def __iter__(self) -> Iterator[list[Key]]:
         epoch = self.epoch
         order = self.draw(epoch)
         for step in range(self.step, self.last):
             for places in self.plan.microbatches(step, self.rank):
                 reads = self.plan.reads(step, places)
-                yield [(epoch, index) for index in indices_at(order, reads, self.plan.num_samples)]
+                yield keys_at(epoch, order, reads, self.plan.num_samples)
 
     def __len__(self) -> int:
         return sum(
@@ -296,9 +299,10 @@ class ShardedLoader:
                 random_numbers_of(self._seed, epoch, -1),
                 own_numbers_of([self.source.sampler], epoch),
             ):
-                own = list(self.source.sampler)  # a resumed run draws the same order
+                # a resumed run draws the same order
+                own = list(itertools.islice(self.source.sampler, plan.num_samples))
             own = whole_numbers(own, self.source.sampler)
-            self._drawn = agreed(own, self._agree, self.source.sampler)
+            self._drawn = self._checked(agreed(own, self._agree, self.source.sampler), plan)
         self._sampler.start(plan, epoch, start)
         if (
             self._loader.num_workers
@@ -307,6 +311,20 @@ class ShardedLoader:
         ):
             return named_errors(start_workers(self._loader))
         return map(self._loader.collate_fn, self._seeded.batches(iter(self._sampler)))
+
+    def _checked(self, drawn: list[int], plan: StepPlan) -> list[int]:
+        """Return rank 0's draws; samples that come again have random numbers of their own.
+
+        Raises:
+            DataError: they are fewer than the sampler's length, by which steps are planned.
+        """
+        if len(drawn) < plan.num_samples:
+            raise DataError(
+                f"A {type(self.source.sampler).__name__} has drawn {len(drawn)} indices, and its"
+                f" length promised {plan.num_samples} or more, from which the steps of an epoch are"
+                " planned. Let its __len__ return how many it draws."
+            )
+        return drawn if len({*drawn}) == len(drawn) else Drawn(drawn)
 
     def first_sample(self) -> Any:
         """Return a batch of the data set's first sample alone. With workers it is one's: a file that

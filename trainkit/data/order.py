@@ -1,5 +1,5 @@
 """The order of samples, and the random numbers of one sample: functions of (seed, epoch, index)
-only.
+only; of a sample that comes again in an epoch, also of how often it has come.
 
 So neither order nor augmentation depends on ranks, workers, or interruptions of the run.
 """
@@ -11,6 +11,8 @@ import ctypes
 import errno
 import operator
 import random
+from abc import abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar
 
@@ -23,6 +25,7 @@ from trainkit.data.python_random import restore_python, save_python
 from trainkit.data.sample_names import UnreadableSample, note_sample
 from trainkit.errors import ConfigError, TrainkitError
 
+Key = tuple[Any, ...]  # (epoch, index) of a sample, or (epoch, index, copy): see `key_of`
 _MASK = 2**64 - 1
 _OF_THE_MACHINE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC)  # not of the sample
 _EMPTY = 0x9E3779B97F4A7C15  # the hash of no numbers
@@ -72,6 +75,50 @@ def whole_numbers(draws: Iterable[Any], sampler: Any) -> list[int]:
             " of indices, whole numbers. Draw these, and let the data set look up what belongs to"
             " them; or let each rank read a part of its own: trainkit.sharded(loader)."
         ) from error
+
+
+class Repeating(Sequence[int]):
+    """An order in which a sample may come several times."""
+
+    @abstractmethod
+    def copy_of(self, place: int) -> int:
+        """Return a number, another one each time that a sample comes; 0 for a sample's own."""
+
+
+class Drawn(list[int], Repeating):
+    """The order that a user's sampler has drawn, in which samples come again (see Repeating)."""
+
+    def __init__(self, indices: Sequence[int]) -> None:
+        super().__init__(indices)
+        self._copies = copies_in(indices)
+
+    def copy_of(self, place: int) -> int:
+        """See Repeating."""
+        return self._copies[place]
+
+
+def copies_in(indices: Iterable[Any]) -> list[int]:
+    """Return for each index how often it has come before."""
+    counts: Counter[int] = Counter()
+    copies = []
+    for index in map(_number, indices):
+        copies.append(counts[index])
+        counts[index] += 1
+    return copies
+
+
+def key_of(epoch: int, index: Any, copy: int) -> Key:
+    """Return the key of a sample, by which SeededDataset reads it."""
+    return (epoch, index, copy) if copy else (epoch, index)
+
+
+def keys_at(epoch: int, order: Sequence[int], places: range, num_samples: int) -> list[Key]:
+    """Return the keys of the samples at these places, as `indices_at` returns their indices."""
+    indices = indices_at(order, places, num_samples)
+    if not isinstance(order, Repeating):
+        return [(epoch, index) for index in indices]
+    copies = [order.copy_of(place % num_samples) for place in places]
+    return [key_of(epoch, *each) for each in zip(indices, copies, strict=True)]
 
 
 def shuffled(num_samples: int, seed: int, epoch: int) -> torch.Tensor:
@@ -167,12 +214,12 @@ class Witness:
 
 
 @contextlib.contextmanager
-def random_numbers_of(seed: int, epoch: int, index: int) -> Iterator[None]:
-    """Within the context torch, numpy and random draw from (seed, epoch, index);
+def random_numbers_of(seed: int, *key: int) -> Iterator[None]:
+    """Within the context torch, numpy and random draw from the seed and a sample's key;
     afterwards they continue as in `apart`.
     """
     with apart():
-        _seed(mix(seed, epoch, index))
+        _seed(mix(seed, *key))
         yield
 
 
@@ -235,9 +282,10 @@ def may_draw(dataset: Any) -> bool:
 
 
 class SeededDataset(Dataset[Any]):
-    """A map-style data set with random augmentation as a function of (seed, epoch, index).
+    """A map-style data set with random augmentation as a function of (seed, epoch, index), and of
+    the copy, if a sample comes again.
 
-    Its keys are (epoch, index), so persistent workers need not be informed of the epoch. To seed
+    Its keys have the epoch (`key_of`), so persistent workers need not be informed of the epoch. To seed
     the generators for each sample takes 12 us, so it begins with the first batch that draws: this
     batch is read a second time, with its own random numbers.
 
@@ -253,21 +301,22 @@ class SeededDataset(Dataset[Any]):
         self.seed = seed
         self._may_draw, self._draws = may_draw(dataset), False
         self._witness: Witness | None = None  # made where the samples are read: it is not pickled
-        self.first = 0, 0
+        self.first: Key = 0, 0
         self._epoch: int | None = None  # that the data set knows
 
-    def __getitem__(self, key: tuple[int, int]) -> Any:
+    def __getitem__(self, key: Key) -> Any:
         return self.__getitems__([key])[0]
 
-    def batches(self, keys: Iterator[list[tuple[int, int]]]) -> Iterator[list[Any]]:
+    def batches(self, keys: Iterator[list[Key]]) -> Iterator[list[Any]]:
         """Yield the samples of batches, each read when it is pulled: a data set may be filled by the
         training itself.
         """
         return map(self.__getitems__, keys)
 
-    def __getitems__(self, keys: list[tuple[int, int]]) -> list[Any]:
+    def __getitems__(self, keys: list[Key]) -> list[Any]:
         """Return the samples of a batch; a DataLoader calls this."""
-        self.first = next(((epoch, _number(index)) for epoch, index in keys), self.first)
+        for epoch, index, *copy in keys[:1]:
+            self.first = epoch, _number(index), *copy
         if self.first[0] != self._epoch or SeededDataset._latest != id(self):
             set_epoch(self.first[0], self.dataset)
             self._epoch = self.first[0]
@@ -288,24 +337,27 @@ class SeededDataset(Dataset[Any]):
                 if not self._draws:
                     return batch
         samples, seeded = [], _mixed(_EMPTY, self.seed)
-        begun = {epoch: _mixed(seeded, epoch) for epoch in {epoch for epoch, _ in keys}}
+        begun = {epoch: _mixed(seeded, epoch) for epoch in {key[0] for key in keys}}
         with apart():
-            for epoch, index in keys:
-                _seed(_mixed(begun[epoch], _number(index)) >> 1)  # mix(seed, epoch, index)
+            for epoch, index, *copy in keys:
+                number = _mixed(begun[epoch], _number(index))
+                for again in copy:
+                    number = _mixed(number, again)
+                _seed(number >> 1)  # mix(seed, epoch, index, ...)
                 samples.append(self._sample(epoch, index))
         return samples
 
-    def _read(self, keys: list[tuple[int, int]]) -> list[Any]:
+    def _read(self, keys: list[Key]) -> list[Any]:
         """Return the samples, as a DataLoader's worker reads them: at once, if the data set can."""
         at_once = getattr(self.dataset, "__getitems__", None)
         if at_once is None or len(keys) == 1:
-            return [self._sample(*key) for key in keys]
+            return [self._sample(*key[:2]) for key in keys]
         try:
-            return list(at_once([index for _, index in keys]))
+            return list(at_once([key[1] for key in keys]))
         except Exception as error:
             of_all = error
         for key in keys:
-            self._sample(*key)  # the one at fault raises with its name
+            self._sample(*key[:2])  # the one at fault raises with its name
         raise of_all
 
     def _sample(self, epoch: int, index: int) -> Any:

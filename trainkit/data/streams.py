@@ -26,6 +26,8 @@ from trainkit.data.collate import seeded_collate
 from trainkit.data.order import (
     OwnRandomNumbers,
     SeededDataset,
+    copies_in,
+    key_of,
     mix,
     own_numbers_of,
     set_epoch,
@@ -331,9 +333,11 @@ class SplitStream(Stream):
                 for draw in draws
             ]
             drawn = agreed(own_draws, self._agree, batching)
-        own = [drawn[place] for place in range(len(drawn)) if share.has(place)]
         whole = data.batch_sampler is None  # the data set makes the batches
-        batches = [[(epoch, index) for index in ([batch] if whole else batch)] for batch in own]
+        lists = [[draw] for draw in drawn] if whole else drawn
+        copies = iter(copies_in(itertools.chain.from_iterable(lists)))
+        of_all = [[key_of(epoch, index, next(copies)) for index in each] for each in lists]
+        batches = [keys for place, keys in enumerate(of_all) if share.has(place)]
         seeded = SeededDataset(data.dataset, self._run_seed)
         collate = seeded_collate(data.collate_fn, seeded, self._run_seed)
         # in this process, without a DataLoader's own cost

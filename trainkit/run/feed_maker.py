@@ -238,22 +238,18 @@ class FeedMaker:
         """Return a stream as this rank reads it.
 
         Raises:
-            ConfigError: the limit is a share, or the ranks read different streams that are not
+            ConfigError: the limit is a share of an unknown length, or the ranks read different streams that are not
                 declared as sharded; or bad samples are skipped, and the stream cannot be read on
                 after one.
         """
         comm, ranks = self.engine.comm, self.engine.ranks
         self._check_stream(data, name)
-        if isinstance(limit, float):
-            raise ConfigError(
-                f"A limit of {limit} is a share, but the data is a stream without length. Give a"
-                " number of batches."
-            )
         rank = ranks.data_rank
         world_size = ranks.data_size
         if isinstance(data, StreamSource):
             place = (rank, world_size)
-            return data.stream(limit, self.seed, place, self.declared, comm.run_on_main)
+            count = _count_of(limit, None, 1)
+            return data.stream(count, self.seed, place, self.declared, comm.run_on_main)
         if reader := reader_of(data):
             data = resolve(reader)(data, name, self.engine)
         reads_own = isinstance(data, Sharded)
@@ -262,8 +258,8 @@ class FeedMaker:
         lengths = comm.all_gather_object(_length_of(data))
         length = None if None in lengths else max(lengths)
         if reads_own:
-            declared = self.declared / world_size
-            return OwnStream(data, length, limit, mix(self.seed, rank), declared)
+            declared, count = self.declared / world_size, _count_of(limit, length, 1)
+            return OwnStream(data, length, count, mix(self.seed, rank), declared)
         own = fingerprint(data, self.seed) if ranks.world_size > 1 else None
         if len(set(comm.all_gather_object(own))) > 1:
             raise ConfigError(
@@ -275,7 +271,7 @@ class FeedMaker:
         return SplitStream(
             data,
             length,
-            limit,
+            _count_of(limit, length, self.declared),
             self.seed,
             (rank, world_size),
             self.declared,
@@ -319,6 +315,29 @@ def _length_of(stream: Any) -> int | None:
         return len(stream)
     except TypeError:  # a DataLoader has __len__, and its iterable data set may have none
         return None
+
+
+def _count_of(limit: Limit, length: int | None, ranks: int) -> int | None:
+    """Return a limit as a count of batches of each rank, of a stream of `length` batches.
+
+    Raises:
+        ConfigError: it is a share, of a length that is unknown, or that leaves no batch.
+    """
+    if not isinstance(limit, float):
+        return limit
+    if length is None:
+        raise ConfigError(
+            f"A limit of {limit} is a share, but the data is a stream without length. Give a"
+            " number of batches."
+        )
+    count = int(length * limit / ranks)
+    if count == 0:
+        raise ConfigError(
+            f"A limit of {limit:g} of {length} batches leaves none to a rank"
+            " (trainer.limit_*_batches, or overfit_batches). Give a larger share, or a count of"
+            " batches."
+        )
+    return count
 
 
 def _limited(source: Source, limit: Limit, world_size: int) -> int:

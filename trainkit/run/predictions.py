@@ -7,16 +7,19 @@ read.
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
-from trainkit.errors import DataError
+from trainkit.checkpoint.format import load_plain
+from trainkit.errors import DataError, TaskError
 from trainkit.run.prediction_table import clear_table
-from trainkit.safety.untrusted import check_archive
 
 _SUFFIX = ".pt"
 
@@ -38,8 +41,39 @@ def write_prediction(folder: Path, place: int, rank: int, outputs: Any) -> None:
     """
     path = folder / f"{place:012d}-{rank:05d}{_SUFFIX}"
     half = path.with_suffix(".tmp")
-    torch.save(outputs, half)
+    torch.save(_plain(outputs), half)
     os.replace(half, path)
+
+
+def _plain(value: Any) -> Any:
+    """Return outputs as tensors and plain values, which are read without running code: arrays as
+    tensors; mappings, dataclasses and named tuples as dicts.
+
+    Raises:
+        TaskError: they hold something else.
+    """
+    if isinstance(value, Tensor):
+        return value.as_subclass(Tensor)
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+        return torch.from_numpy(value.copy())
+    if isinstance(value, (np.ndarray, np.generic)):
+        return _plain(value.tolist())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in dataclasses.fields(value)]
+        return {name: _plain(getattr(value, name)) for name in names}
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return _plain(value._asdict())
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return (tuple if isinstance(value, tuple) else list)(map(_plain, value))
+    if value is None or type(value) in (bool, int, float, complex, str, bytes):
+        return value
+    raise TaskError(
+        f"predict_step returns a {type(value).__name__}, and predictions on disk are tensors and"
+        " plain values, which are read without running code. Return tensors, arrays, numbers, texts,"
+        " or dicts and lists of them."
+    )
 
 
 def read_predictions(folder: str | Path) -> Iterator[Any]:
@@ -60,8 +94,7 @@ def read_predictions(folder: str | Path) -> Iterator[Any]:
             " RUN/predictions."
         )
     for path in files:
-        check_archive(path)
-        yield torch.load(path, weights_only=True, map_location="cpu")
+        yield load_plain(path)
 
 
 def _files(folder: Path) -> list[Path]:

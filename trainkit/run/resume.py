@@ -17,9 +17,11 @@ from trainkit.checkpoint.find import Loaded
 from trainkit.checkpoint.manager import MEMORY
 from trainkit.checkpoint.stateful import with_own_parts
 from trainkit.console import plural, try_to_write
+from trainkit.data.feed import StreamFeed
 from trainkit.data.order import mix
 from trainkit.data.seeding import seed_process
 from trainkit.data.shares import parse_shares
+from trainkit.data.streams import SplitStream
 from trainkit.errors import ConfigError
 from trainkit.optim.batch_plan import BatchPlan
 from trainkit.run.first_weights import hand_to_callbacks, hand_to_task
@@ -166,6 +168,13 @@ def restore(run: Run, saved: dict[str, Any] | None) -> None:
     _compare_plans(run, BatchPlan(**saved["contract"]), saved.get("facts", {}))
 
 
+def _batches_of(run: Run, plan: BatchPlan) -> int:
+    """Return the batches of a step that are taken of one stream: that of all ranks, or a rank's."""
+    feed = run.train_feed
+    is_split = isinstance(feed, StreamFeed) and isinstance(feed.stream, SplitStream)
+    return plan.accumulate * plan.world_size if is_split else plan.accumulate
+
+
 def _compare_plans(run: Run, saved: BatchPlan, facts: Mapping[str, Any]) -> None:
     """Print the changes since the checkpoint;
     inside an epoch, find the step that its samples led to.
@@ -183,13 +192,13 @@ def _compare_plans(run: Run, saved: BatchPlan, facts: Mapping[str, Any]) -> None
     sizes = (
         (before.global_batch_size, now.global_batch_size)
         if known
-        else (before.accumulate, now.accumulate)
+        else (_batches_of(run, before), _batches_of(run, now))
     )
     if state.step_in_epoch and sizes[0] != sizes[1]:
         step, again = divmod(state.step_in_epoch * sizes[0], sizes[1])  # type: ignore[operator]
         state.step_in_epoch = step
         state.batch_idx = step * now.accumulate
-        what = "samples" if known else "microbatches of each rank"
+        what = "samples" if known else "batches"
         changes.append(
             f"step {step} of the epoch comes next, {again} {what} of it for the second time"
         )

@@ -34,7 +34,7 @@ from trainkit.data.shares import format_shares, parse_shares
 from trainkit.device.precision import Precision, precision_of
 from trainkit.engine.base import Engine
 from trainkit.engine.coordinator import Coordinator
-from trainkit.errors import ConfigError, TaskError
+from trainkit.errors import CheckpointError, ConfigError, TaskError
 from trainkit.metrics.latest import LatestMetrics
 from trainkit.optim.batch_plan import BatchPlan
 from trainkit.optim.schedule import LearningRates
@@ -258,8 +258,19 @@ class Run(LightningNames):
         self.hooks("on_metrics", shown, int(step))
 
     def save_checkpoint(self, filepath: str | Path, weights_only: bool = False) -> None:
-        """Write a checkpoint folder (or fsspec URL), and wait for it. Call it on all ranks."""
+        """Write a checkpoint folder (or fsspec URL), and wait for it. Call it on all ranks.
+
+        Raises:
+            CheckpointError: on all ranks: it could not be written.
+        """
         text = str(filepath) if "://" in str(filepath) else str(Path(filepath).absolute())
         place, _, name = text.rpartition("/")
-        self.checkpoints.save(make_store(place), name, weights_only)
+        written = self.checkpoints.save(make_store(place), name, weights_only)
         self.checkpoints.finish()
+
+        def check() -> None:
+            if not written.result():
+                failure = self.checkpoints.writer.failure
+                raise CheckpointError(f"save_checkpoint could not write {failure}")
+
+        self.engine.comm.run_on_main(check)

@@ -85,3 +85,11 @@ def test_a_source_of_weight_0_is_not_read() -> None:
     with pytest.raises(IndexError):
         mixture.order_of(0, 0)[10]
     assert sorted({*mixture}) == [4, 5, 6, 7, 8, 9]
+
+
+def test_a_sample_that_is_read_twice_in_an_epoch_is_another_copy() -> None:
+    """Its random numbers, as of masked tokens, are others then."""
+    order = Mixture([3, 8], [1, 1], epoch_size=12).order_of(0, 1)
+    places = range(len(order))
+    assert len({*order}) < 12
+    assert len({(order[place], order.copy_of(place)) for place in places}) == 12

@@ -282,6 +282,18 @@ def test_a_monitor_that_was_not_logged_is_named(tmp_path: Path) -> None:
         run(tmp_path, ModelCheckpoint(monitor="val/los"), [1.0])
 
 
+def test_a_name_has_no_value_of_other_weights(tmp_path: Path) -> None:
+    """Epochs without a validation have none, before the first as after it; the run continues."""
+    keeper = ModelCheckpoint(filename="{epoch}-{val/score:.1f}", save_top_k=-1)
+    folder = run(tmp_path, keeper, [3.0, 4.0], check_val_every_n_epoch=2, max_epochs=4)
+    assert kept(folder) == [
+        "epoch=0-val_score=nan",
+        "epoch=1-val_score=3.0",
+        "epoch=2-val_score=nan",
+        "epoch=3-val_score=4.0",
+    ]
+
+
 def test_names_hold_logged_values(tmp_path: Path) -> None:
     """Names of logged values are filled in, with "/" as "_"; unknown ones are refused."""
     folder = run(

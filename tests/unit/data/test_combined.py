@@ -116,6 +116,20 @@ MODES = {
 }
 
 
+class Noise(Numbers):
+    """Random numbers."""
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.rand(1) * 1e6
+
+
+def test_a_shorter_loader_that_begins_again_draws_new_numbers(tmp_path: Path) -> None:
+    """Its few samples are other ones each time, as in a plain loop."""
+    data = {"a": DataLoader(Noise(0, 2), 2), "b": DataLoader(Noise(0, 8), 2)}
+    seen = [batch["a"] for batch in trained(lambda: data, tmp_path)]
+    assert len(seen) == 4 and len({tuple(batch) for batch in seen}) == 4
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("mode", list(MODES))
 def test_the_batches_of_a_mode(mode: Any, ranks: int, tmp_path: Path) -> None:

@@ -269,6 +269,17 @@ def test_a_share_of_a_stream_is_refused() -> None:
         train_feed(Stream([2]), None, [(0, 1)], 0.5)
 
 
+def test_a_share_of_batches_of_known_number() -> None:
+    """A batch sampler has a length; a share that leaves no batch to a rank is refused."""
+    batches = [[0, 1], [2], [3, 4], [5], [6]]
+    data = DataLoader(TensorDataset(torch.arange(8)), batch_sampler=batches)  # type: ignore[arg-type]
+    feed = train_feed(data, None, [(0, 1)], 0.5)
+    assert feed.num_steps_in(0) == 2
+    assert len(pull(feed)) == 2
+    with pytest.raises(ConfigError, match=r"A limit of 0\.1 of 5 batches leaves none to a rank"):
+        train_feed(data, None, [(0, 1)], 0.1)
+
+
 def test_a_streams_batch_must_be_countable() -> None:
     """A stream of batches without tensors is refused."""
     feed = StreamFeed(OwnStream([["a", "b"]], None, None, 0), lambda epoch: 1, int, keep)

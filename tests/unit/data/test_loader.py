@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import multiprocessing
 import random
 import signal
@@ -32,8 +33,10 @@ from torch.utils.data.distributed import DistributedSampler
 
 from tests.helpers.toy import Line, loader, quiet, rows, weights
 from trainkit.data.loader import ShardedLoader, read_source
+from trainkit.data.order import SeededDataset as Seeded
 from trainkit.data.order import shuffled
 from trainkit.data.plan import StepPlan
+from trainkit.data.streams import SplitStream
 from trainkit.errors import ConfigError, DataError
 
 
@@ -173,6 +176,62 @@ def test_a_samplers_order_changes_each_epoch_and_repeats_after_a_restart() -> No
     torch.rand(3)
     assert first != second
     assert indices(sharded(data), 0, start=2) == first[2:]
+
+
+class Draws(SequentialSampler):
+    """A sampler that draws given indices; `length` is what it promises."""
+
+    def __init__(self, drawn: Any, length: int | None = None) -> None:
+        self.drawn, self.length = drawn, length
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.drawn)
+
+    def __len__(self) -> int:
+        return len(self.drawn) if self.length is None else self.length
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("kind", ["sampler", "batch_sampler"])
+def test_a_sample_that_comes_again_has_other_random_numbers(kind: str, workers: int) -> None:
+    """As in a plain loop, where each drawing is augmented by itself; the first is as before."""
+    order = [3, 3, 1, 3, 1, 3]
+    own: Any = Draws(order)
+    if kind == "batch_sampler":
+        own = Draws([order[:2], order[2:4], order[4:]])
+    options: dict[str, Any] = {"num_workers": workers}
+    data = DataLoader(
+        Numbers(), **({"batch_size": 2} if kind == "sampler" else {}), **{kind: own}, **options
+    )
+
+    def noise(start: int = 0, rank: int = 0, world: int = 1) -> list[float]:
+        if kind == "sampler":
+            part = sharded(data, rank, world)
+            batches = list(part.iterate(part.plan, 0, start))
+        else:
+            stream = SplitStream(data, None, None, 0, (rank, world), world, list)
+            steps = stream.steps(0, start, 1)
+            batches = [batch for _ in range(3 // world - start) for batch in next(steps)]
+            stream.close()
+        return [float(x) for _, xs in batches for x in xs]
+
+    whole = noise()
+    assert len({*whole}) == 6
+    assert noise(start=1) == whole[2:] and noise() == whole
+    assert whole[0] == Seeded(Numbers(), 0)[0, 3][1] and whole[2] == Seeded(Numbers(), 0)[0, 1][1]
+    if kind == "batch_sampler":
+        assert noise(rank=1, world=2)[:2] == whole[2:4]
+
+
+@pytest.mark.parametrize("given", [range(8), itertools.count()])
+def test_a_sampler_draws_as_many_as_its_length_says(given: Any) -> None:
+    """One without end is asked for no more; one that draws fewer would leave a step empty."""
+    part = sharded(DataLoader(Numbers(), 4, sampler=Draws(given, 10)))
+    if isinstance(given, range):
+        with pytest.raises(DataError, match=r"A Draws has drawn 8 indices, and its length prom"):
+            indices(part)
+    else:
+        assert indices(part) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
 class Epochs(SequentialSampler):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -15,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorD
 import trainkit
 from tests.helpers.threads import World
 from tests.helpers.toy import Line, Net, loader, quiet, rows
-from trainkit.errors import ConfigError, DataError, TaskError
+from trainkit.errors import CheckpointError, ConfigError, DataError, TaskError
 
 
 class Echo(Line):
@@ -100,6 +102,39 @@ def test_predictions_are_written_as_they_come(tmp_path: Path) -> None:
         DataError, match=r"nothing holds no predictions\. `python -m trainkit predict"
     ):
         list(trainkit.read_predictions(tmp_path / "nothing"))
+
+
+@dataclasses.dataclass
+class Answer:
+    """What a model of one's own may return."""
+
+    scores: Any
+    name: str = "a"
+
+
+def test_predictions_of_any_usual_kind_can_be_read(tmp_path: Path) -> None:
+    """Arrays become tensors, dataclasses dicts; what could not be read is refused before hours."""
+
+    class Kinds(Line):
+        def __init__(self, made: Any) -> None:
+            super().__init__()
+            self.made = made
+
+        def predict_step(self, batch: Any, batch_idx: int) -> Any:
+            return self.made
+
+    array = np.arange(3.0)
+    quiet(tmp_path).predict(
+        Kinds({"a": array, "b": (np.float32(2), Answer([array]))}), loader(2), write_to=tmp_path
+    )
+    (read,) = trainkit.read_predictions(tmp_path)
+    assert read["a"].tolist() == [0, 1, 2] and read["b"][0] == 2.0 and type(read["b"][0]) is float
+    assert read["b"][1]["scores"][0].tolist() == [0, 1, 2] and read["b"][1]["name"] == "a"
+    with pytest.raises(TaskError, match=r"predict_step returns a PosixPath.* Return tensors, arr"):
+        quiet(tmp_path).predict(Kinds([tmp_path]), loader(2), write_to=tmp_path)
+    torch.save(tmp_path, tmp_path / "000000000000-00000.pt")
+    with pytest.raises(CheckpointError, match="holds more than tensors and plain values"):
+        list(trainkit.read_predictions(tmp_path))
 
 
 def test_predictions_are_of_the_forward_pass_by_default(tmp_path: Path) -> None:

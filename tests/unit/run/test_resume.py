@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, WeightedRandomSampler
 
+from tests.helpers.threads import World
 from tests.helpers.toy import Line, Net, Recorder, loader, quiet, rows, weights
 from trainkit.callbacks import EarlyStopping, ModelCheckpoint
 from trainkit.errors import CheckpointError
@@ -319,29 +320,56 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, entry: str) ->
         getattr(quiet(tmp_path), entry)(Wider(), loader(5), ckpt_path="last")
 
 
+class Batches:
+    """A stream of 20 batches of unknown size."""
+
+    def __iter__(self) -> Any:
+        x_NI, y_NO = rows(40).tensors
+        yield from ((x_NI[i : i + 2], y_NO[i : i + 2]) for i in range(0, 40, 2))
+
+
+class Places(Line):
+    """Notes which batches of the stream it trains on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[int] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        """Note one."""
+        self.seen.append(rows(40).tensors[0].tolist().index(batch[0][0].tolist()) // 2)
+        return super().training_step(batch, batch_idx)
+
+
 def test_a_stream_with_another_accumulation_resumes_where_it_was(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Where the batches are of unknown size, microbatches are counted: none is left out."""
-    x_NI, y_NO = rows(40).tensors
-    seen: list[int] = []
-
-    class Stream:
-        def __iter__(self) -> Any:
-            yield from ((x_NI[i : i + 2], y_NO[i : i + 2]) for i in range(0, 40, 2))
-
-    class Keep(Line):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            seen.append(x_NI.tolist().index(batch[0][0].tolist()) // 2)
-            return super().training_step(batch, batch_idx)
-
-    quiet(tmp_path, max_steps=6, callbacks=ModelCheckpoint()).fit(Line(), Stream())
-    quiet(tmp_path, accumulate_grad_batches=4).fit(Keep(), Stream(), ckpt_path="last")
-    assert seen == list(range(4, 20))
+    task = Places()
+    quiet(tmp_path, max_steps=6, callbacks=ModelCheckpoint()).fit(Line(), Batches())
+    quiet(tmp_path, accumulate_grad_batches=4).fit(task, Batches(), ckpt_path="last")
+    assert task.seen == list(range(4, 20))
     assert (
-        "step 1 of the epoch comes next, 2 microbatches of each rank of it for the second time"
+        "step 1 of the epoch comes next, 2 batches of it for the second time"
         in capsys.readouterr().out
     )
+
+
+@pytest.mark.parametrize(("accumulate", "said"), [(2, False), (1, True)])
+def test_a_stream_on_other_ranks_resumes_where_it_was(
+    accumulate: int, said: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A step of two ranks takes two of its batches: no batch is trained twice, or left out."""
+
+    def begin(engine: Any) -> None:
+        keeper = ModelCheckpoint()
+        quiet(tmp_path, engine=engine, max_steps=3, callbacks=keeper).fit(Line(), Batches())
+
+    World(2).run(begin)
+    task = Places()
+    quiet(tmp_path, accumulate_grad_batches=accumulate).fit(task, Batches(), ckpt_path="last")
+    assert task.seen == list(range(6, 20))
+    assert ("step 6 of the epoch comes next, 0 batches" in capsys.readouterr().out) == said
 
 
 class Decaying(Line):

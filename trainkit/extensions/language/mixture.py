@@ -22,7 +22,7 @@ from typing import Any, overload
 import torch
 from torch.utils.data import Sampler
 
-from trainkit.data.order import epoch_order, mix
+from trainkit.data.order import Repeating, epoch_order, mix
 
 _AT_ONCE = 4096  # turns
 
@@ -114,7 +114,7 @@ class Mixture(Sampler[int]):
         ]
 
 
-class MixtureOrder(Sequence[int]):
+class MixtureOrder(Repeating):
     """Indices into the ConcatDataset, each computed when it is asked for.
 
     A source is read in a new order in each pass, and no sample of it comes again before all others
@@ -147,3 +147,8 @@ class MixtureOrder(Sequence[int]):
         source, before = self._mixture.turns.at(self._first + place)
         number, at = divmod(before, self._mixture.sizes[source])
         return self._offsets[source] + int(self._order(source, number)[at])
+
+    def copy_of(self, place: int) -> int:
+        """Return the number of the pass: another one has other random numbers."""
+        source, before = self._mixture.turns.at(self._first + place)
+        return before // self._mixture.sizes[source]
