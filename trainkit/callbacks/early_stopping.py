@@ -76,11 +76,7 @@ class EarlyStopping(Callback):
         """Reset for each fit; a checkpoint's state is loaded after this."""
         if stage == "fit":
             self.best_score = self._worst
-            self.wait_count = 0
-
-    def on_train_start(self, trainer: RunView, task: Task) -> None:
-        """Count validations from here on."""
-        self._validations_seen = 0
+            self.wait_count = self._validations_seen = 0
 
     def on_train_epoch_end(self, trainer: RunView, task: Task) -> None:
         if not self._counts_validations(trainer):
@@ -155,9 +151,14 @@ class EarlyStopping(Callback):
         return f"{type(self).__qualname__}{compared}"
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best_score": float(self.best_score), "wait_count": self.wait_count}
+        return {
+            "best_score": float(self.best_score),
+            "wait_count": self.wait_count,
+            "validations_seen": self._validations_seen,
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         best = state_dict["best_score"]
         self.best_score = self._worst if best is None or math.isnan(best) else Number(best)
         self.wait_count = state_dict["wait_count"]
+        self._validations_seen = state_dict.get("validations_seen", 0)  # not of older checkpoints

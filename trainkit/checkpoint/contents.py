@@ -13,6 +13,8 @@ from trainkit.checkpoint.handed import Handed
 
 # what each rank has of its own in approximate communication: too large for a commit
 OWN = "communication_of_ranks"
+# of batches by hand that no update has counted yet, on each rank: as large as the weights
+GRADIENTS = "gradients_of_ranks"
 # of an optimizer that is evaluated at other weights than it trains
 TRAINED = "trained_weights"
 
@@ -69,7 +71,14 @@ class Contents:
     # parts that rank 0 alone may know in full: the run's files
     rank_0_parts: Sequence[str] = ("callbacks",)
     # that a checkpoint of the same run may lack
-    optional_parts: Sequence[str] = ("datamodule", "communication", "facts", OWN, TRAINED)
+    optional_parts: Sequence[str] = (
+        "datamodule",
+        "communication",
+        "facts",
+        OWN,
+        GRADIENTS,
+        TRAINED,
+    )
 
 
 class AfterWriting(NamedTuple):

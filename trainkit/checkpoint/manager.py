@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from trainkit.checkpoint import split
-from trainkit.checkpoint.contents import NOTHING, OWN, AfterWriting, Contents, StepUndo
+from trainkit.checkpoint.contents import GRADIENTS, NOTHING, OWN, AfterWriting, Contents, StepUndo
 from trainkit.checkpoint.find import Difference, Loaded, Say, as_any, later, locate, read
 from trainkit.checkpoint.format import Snapshot, load_weights
 from trainkit.checkpoint.parts import RankFile, report
@@ -195,7 +195,7 @@ class CheckpointManager:
         return {
             name: part.state_dict()
             for name, part in self.contents.rank_parts.items()
-            if name != OWN
+            if name not in (OWN, GRADIENTS)
         }
 
     @contextlib.contextmanager

@@ -10,6 +10,7 @@ from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
@@ -202,19 +203,36 @@ def each_tensor(batch: Any) -> Iterator[Tensor]:
 
 
 def count_samples(batch: Any) -> int:
-    """Return the number of samples: the length of the first tensor found, the number of sequences
-    of a PackedSequence.
+    """Return the number of samples: the length of the first tensor, the number of sequences of a
+    PackedSequence; without a tensor the length of the first array or list of texts or objects.
 
     Raises:
-        TaskError: there is no tensor with a first dimension in the batch.
+        TaskError: there is none of these in the batch.
     """
     size = _first_length(batch)
+    size = _length_of_list(batch) if size is None else size
     if size is None:
         raise TaskError(
             f"The number of samples of a batch of type {type(batch).__name__} is unknown: it holds"
-            " no tensor. Return it from training_step: {'loss': loss, 'num_samples': n}."
+            " no tensor, array or list. Add a tensor with an entry for each sample in the collate_fn,"
+            " or give a Dataset of known length, of which samples are counted by their indices."
         )
     return size
+
+
+def _length_of_list(batch: Any) -> int | None:
+    """Return the length of what holds samples: torch collates texts, and pairs of texts, as a list
+    of them, and of tuples.
+    """
+    if isinstance(batch, Mapping):
+        lengths = (_length_of_list(value) for value in batch.values())
+        return next((length for length in lengths if length is not None), None)
+    if isinstance(batch, np.ndarray):
+        return len(batch) if batch.ndim else None
+    if not isinstance(batch, (list, tuple)) or not batch:
+        return None
+    is_nested = isinstance(batch[0], (list, tuple, np.ndarray))
+    return _length_of_list(batch[0]) if is_nested else len(batch)
 
 
 def _first_length(batch: Any) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -16,6 +16,44 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 def read_gradients(parameters: Iterable[Tensor]) -> dict[int, tuple[int, int]]:
     """Return what differs once a gradient is written: the tensor, and its count of writes."""
     return {id(p): (id(p.grad), p.grad._version) for p in parameters if p.grad is not None}
+
+
+class WaitingGradients:
+    """What a checkpoint holds of batches without an update: this rank's part of gradients that an
+    update of a later batch counts (accumulation by hand).
+
+    Args:
+        optimizers: of the fit.
+        ranks: this rank, and their number.
+        is_waiting: whether the last batch had no update.
+    """
+
+    def __init__(
+        self,
+        optimizers: Sequence[torch.optim.Optimizer],
+        ranks: tuple[int, int],
+        is_waiting: Callable[[], bool],
+    ) -> None:
+        self._optimizers = optimizers
+        self._rank, self._world_size = ranks
+        self._is_waiting = is_waiting
+
+    def state_dict(self) -> list[Tensor | None]:
+        """Return a gradient, or None, for each parameter; nothing if there are none."""
+        own = [None if p.grad is None else p.grad.detach().cpu() for p in self._parameters()]
+        is_there = self._is_waiting() and any(gradient is not None for gradient in own)
+        return own if is_there else []
+
+    def load_state_dicts(self, states: list[list[Tensor | None]]) -> None:
+        """Take this rank's; on fewer ranks each takes those of several, whose sum counts."""
+        for state in states[self._rank :: self._world_size]:
+            for parameter, gradient in zip(self._parameters(), state, strict=False):
+                if gradient is not None:
+                    own = gradient.to(parameter.device)
+                    parameter.grad = own if parameter.grad is None else parameter.grad + own
+
+    def _parameters(self) -> list[Tensor]:
+        return [p for each in self._optimizers for p in parameters_of(each)]
 
 
 def sum_gradients(

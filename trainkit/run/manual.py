@@ -25,6 +25,7 @@ from trainkit.api.manual import connect
 from trainkit.api.step_call import call_step
 from trainkit.api.task import LogTarget
 from trainkit.api.view import RunView
+from trainkit.checkpoint.contents import GRADIENTS, RankPart
 from trainkit.data.feed import MapFeed, Microbatch, Step
 from trainkit.device.accelerator import wide
 from trainkit.device.sync_guard import allowed_read
@@ -32,7 +33,12 @@ from trainkit.errors import ConfigError, TaskError
 from trainkit.optim.clipping import clip
 from trainkit.run.batches import start_batch
 from trainkit.run.feature import Feature, Features
-from trainkit.run.gradients import parameters_of, read_gradients, sum_gradients
+from trainkit.run.gradients import (
+    WaitingGradients,
+    parameters_of,
+    read_gradients,
+    sum_gradients,
+)
 from trainkit.run.run import Run
 from trainkit.run.setup import Stage
 
@@ -97,6 +103,11 @@ class ManualUpdates(Feature):
         self._manual = ManualRun(self._stage.run, optimizers)
         return {"manual": self._manual.train}
 
+    def rank_parts(self, run: RunView) -> Mapping[str, RankPart]:
+        """Save the gradients of batches that no update has counted."""
+        assert self._manual is not None
+        return {GRADIENTS: self._manual.waiting}
+
     def begun(self, run: RunView) -> None:
         """Give the Task its optimizers; its schedulers move by its own hand."""
         run.rates.moves_by_hand = True
@@ -117,6 +128,8 @@ class ManualRun:
         self.steps_otherwise = False
         self._updated = True  # whether no overflow held an update of this batch back
         self._steps = False  # whether an optimizer steps by its Stepper
+        ranks = run.engine.ranks.data_rank, run.engine.ranks.data_size
+        self.waiting = WaitingGradients(optimizers, ranks, lambda: not self._counted)
         self.optimizers = [Stepper(optimizer, self) for optimizer in optimizers]
         refuse = weakref.WeakMethod(self._refuse_own)  # an optimizer may outlive a run
         for optimizer in optimizers:

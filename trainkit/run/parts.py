@@ -215,13 +215,15 @@ class ValuesPart:
     """The latest logged values."""
 
     metrics: LatestMetrics
+    of_validation: set[str]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return values, their steps, and the history."""
+        """Return values, their steps, the history, and which values are of validations."""
         return {
             "metrics": dict(self.metrics),
             "at": dict(self.metrics.logged_at),
             "history": list(self.metrics.history),
+            "of_validation": sorted(self.of_validation),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -230,6 +232,7 @@ class ValuesPart:
         self.metrics.logged_at.update(state["at"])
         # none in a checkpoint of an older trainkit
         self.metrics.history = list(state.get("history", ()))
+        self.of_validation.update(state.get("of_validation", ()))
 
 
 @dataclass
@@ -341,7 +344,7 @@ def contents_of(run: Run, features: Features) -> Contents:
             "optimizers": OptimizersPart(run.engine, run.optimizers, run.task),
             "rates": RatesPart(run.rates, run.state),
             "scaler": ScalerPart(run.precision),
-            "values": ValuesPart(run.callback_metrics),
+            "values": ValuesPart(run.callback_metrics, run.evaluator.names),
             "validations": run.evaluator,
             "contract": SavedPart(lambda: asdict(run.batch_plan)),
             "facts": SavedPart(lambda: facts_of(run)),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from trainkit.errors import DataError, TaskError
 from trainkit.run.prediction_table import clear_table
 
 _SUFFIX = ".pt"
+_NAME = re.compile(r"\d{12}-\d{5}")
 
 
 def clear_predictions(folder: Path) -> None:
@@ -98,6 +100,5 @@ def read_predictions(folder: str | Path) -> Iterator[Any]:
 
 
 def _files(folder: Path) -> list[Path]:
-    return sorted(
-        path for path in folder.glob(f"*{_SUFFIX}") if path.stem.replace("-", "").isdigit()
-    )
+    """Return what `write_prediction` has written, and no tensors of others."""
+    return sorted(path for path in folder.glob(f"*{_SUFFIX}") if _NAME.fullmatch(path.stem))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import socket
 import sys
 import threading
@@ -191,6 +192,9 @@ def test_checkpoints_are_artifacts_on_request(
             if self.current_epoch:
                 self.trainer.checkpoints.wait()
 
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            self.trainer.loggers[0].settle()  # before the next checkpoint removes this one
+
     keep = ModelCheckpoint(save_top_k=top)
     client, run = train(
         tmp_path, Waits(), MLFlowLogger(log_model=log_model), callbacks=keep, max_epochs=3
@@ -222,6 +226,20 @@ def test_a_checkpoint_that_cannot_be_uploaded_costs_nothing_else(
         in capsys.readouterr().out
     )
     assert run.info.status == "FINISHED"
+
+
+def test_a_checkpoint_that_is_removed_meanwhile_is_uploaded_whole(tmp_path: Path) -> None:
+    """A fit does not wait for an upload before it removes a checkpoint that others have beaten."""
+    uploaded = []
+
+    class Late(MLFlowLogger):
+        def upload(self, folder: Path, name: str, aliases: tuple[str, ...]) -> None:
+            shutil.rmtree(tmp_path / "checkpoints" / name)
+            uploaded.append({path.name for path in folder.iterdir()})
+
+    train(tmp_path, Reported(), Late(log_model=True), callbacks=ModelCheckpoint())
+    assert uploaded == [{"manifest.json", "training.pt", "weights.safetensors"}]
+    assert [path.name for path in (tmp_path / "checkpoints").glob(".*")] == []
 
 
 def test_a_server_out_of_reach_stops_nothing(

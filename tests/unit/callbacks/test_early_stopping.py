@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.toy import Line, loader, quiet
-from trainkit.callbacks import EarlyStopping
+from trainkit.callbacks import EarlyStopping, ModelCheckpoint
 from trainkit.errors import ConfigError
 from trainkit.run.parts import CallbacksPart
 
@@ -224,3 +224,18 @@ def test_a_state_of_an_older_trainkit_is_read() -> None:
         CallbacksPart([stopping]).state_dict()
     )
     assert left == "the state of EarlyStopping{'monitor': 'val/score', 'mode': 'min'}"
+
+
+def test_a_value_that_was_counted_is_not_counted_again_after_a_resume(tmp_path: Path) -> None:
+    """An epoch without a validation has none; the run continues as if it had never stopped."""
+    settings: dict[str, Any] = {"num_sanity_val_steps": 0, "check_val_every_n_epoch": 2}
+
+    def fit(epochs: int, ckpt_path: str | None, scores: list[float]) -> int:
+        stopping = EarlyStopping("val/score", patience=1, check_on_train_epoch_end=True)
+        callbacks = [stopping, ModelCheckpoint()]
+        trainer = quiet(tmp_path, max_epochs=epochs, callbacks=callbacks, **settings)
+        trainer.fit(Scored(scores), loader(4), loader(4), ckpt_path=ckpt_path)
+        return trainer.current_epoch
+
+    fit(2, None, [5.0])
+    assert fit(4, "last", [4.0]) == 4

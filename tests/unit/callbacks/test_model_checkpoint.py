@@ -294,6 +294,17 @@ def test_a_name_has_no_value_of_other_weights(tmp_path: Path) -> None:
     ]
 
 
+def test_a_name_has_no_value_of_other_weights_after_a_resume(tmp_path: Path) -> None:
+    """Which values are of validations is saved."""
+
+    def keeper() -> ModelCheckpoint:
+        return ModelCheckpoint(filename="{epoch}-{val/score:.1f}", save_top_k=-1)
+
+    run(tmp_path, keeper(), [3.0], check_val_every_n_epoch=2, max_epochs=2)
+    settings = {"check_val_every_n_epoch": 2, "max_epochs": 3, "ckpt_path": "last"}
+    assert "epoch=2-val_score=nan" in kept(run(tmp_path, keeper(), [4.0], **settings))
+
+
 def test_names_hold_logged_values(tmp_path: Path) -> None:
     """Names of logged values are filled in, with "/" as "_"; unknown ones are refused."""
     folder = run(

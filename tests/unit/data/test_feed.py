@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
@@ -281,10 +282,27 @@ def test_a_share_of_batches_of_known_number() -> None:
 
 
 def test_a_streams_batch_must_be_countable() -> None:
-    """A stream of batches without tensors is refused."""
-    feed = StreamFeed(OwnStream([["a", "b"]], None, None, 0), lambda epoch: 1, int, keep)
-    with pytest.raises(TaskError, match="no tensor"):
+    """A stream of batches without tensors, arrays or lists is refused."""
+    feed = StreamFeed(OwnStream([{"a": 1}], None, None, 0), lambda epoch: 1, int, keep)
+    with pytest.raises(TaskError, match="no tensor, array or list. Add a tensor"):
         pull(feed)
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        ["a", "b", "c"],  # as torch collates texts, and the next one pairs of them
+        [("a", "b", "c"), ("x", "y", "z")],
+        {"name": "all", "texts": ["a", "b", "c"]},
+        [{"text": "a"}, {"text": "b"}, {"text": "c"}],
+        np.zeros((3, 2)),
+        [np.zeros((3, 2)), np.zeros(3)],
+    ],
+)
+def test_samples_of_texts_and_arrays_are_counted(batch: Any) -> None:
+    """A Task may make tensors of them itself."""
+    feed = StreamFeed(OwnStream([batch], None, None, 0), lambda epoch: 1, int, keep)
+    assert pull(feed) == [(3, [(3, True)])]
 
 
 class FromLitData(Stream):

@@ -124,6 +124,9 @@ def test_predictions_of_any_usual_kind_can_be_read(tmp_path: Path) -> None:
             return self.made
 
     array = np.arange(3.0)
+    others = [tmp_path / "7.pt", tmp_path / "2024-11-30.pt"]
+    for path in others:
+        torch.save(1, path)
     quiet(tmp_path).predict(
         Kinds({"a": array, "b": (np.float32(2), Answer([array]))}), loader(2), write_to=tmp_path
     )
@@ -132,6 +135,7 @@ def test_predictions_of_any_usual_kind_can_be_read(tmp_path: Path) -> None:
     assert read["b"][1]["scores"][0].tolist() == [0, 1, 2] and read["b"][1]["name"] == "a"
     with pytest.raises(TaskError, match=r"predict_step returns a PosixPath.* Return tensors, arr"):
         quiet(tmp_path).predict(Kinds([tmp_path]), loader(2), write_to=tmp_path)
+    assert all(path.is_file() for path in others)
     torch.save(tmp_path, tmp_path / "000000000000-00000.pt")
     with pytest.raises(CheckpointError, match="holds more than tensors and plain values"):
         list(trainkit.read_predictions(tmp_path))

@@ -408,6 +408,50 @@ def test_a_run_resumes_bit_for_bit(tmp_path: Path) -> None:
     assert torch.equal(weights(whole), weights(second))
 
 
+class Window(Line):
+    """Updates in each fourth batch of an epoch, and may end after a batch."""
+
+    def __init__(self, last: int | None = None) -> None:
+        super().__init__()
+        self.last = last
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        """Sum gradients, or count them."""
+        optimizer = self.optimizers()
+        self.manual_backward(self.loss(batch) / 4)
+        if batch_idx % 4 == 3:
+            optimizer.step()
+            optimizer.zero_grad()
+        self.trainer.should_stop = batch_idx == self.last
+
+    def loss(self, batch: Any) -> Tensor:
+        """Return that of a batch."""
+        return (self.model(batch[0]) - batch[1]).square().mean()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("last", [5, None])
+def test_gradients_that_no_update_has_counted_are_saved(
+    last: int | None, ranks: int, tmp_path: Path
+) -> None:
+    """A run that stops within a window of batches, or at an epoch's end within one, resumes as if it
+    had not; also on one rank less.
+    """
+    whole, first, second = Window(), Window(last), Window()
+    quiet(tmp_path / "a", max_epochs=2).fit(whole, loader(40))
+
+    def begin(engine: Any) -> None:
+        data = loader(40, batch_size=4 // ranks)
+        task = first if ranks == 1 else Window(last)
+        keeper = ModelCheckpoint()
+        quiet(tmp_path / "b", engine=engine, max_epochs=1, callbacks=keeper).fit(task, data)
+
+    World(ranks).run(begin)
+    quiet(tmp_path / "b", max_epochs=2).fit(second, loader(40), ckpt_path="last")
+    torch.testing.assert_close(weights(second), weights(whole), rtol=0, atol=1e-14)
+
+
 @pytest.mark.parametrize(
     ("setting", "words"),
     [

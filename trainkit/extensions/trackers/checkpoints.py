@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shutil
+import tempfile
 from abc import abstractmethod
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
 from trainkit.api.task import Task
 from trainkit.api.view import RunView
+from trainkit.checkpoint.format import MANIFEST
 from trainkit.checkpoint.store import LINKS, Store
 from trainkit.console import warning
 from trainkit.errors import clause
@@ -67,8 +73,8 @@ class CheckpointLogger(Logger):
 
     def _try_upload(self, store: Store, name: str, aliases: tuple[str, ...]) -> None:
         try:
-            with store.fetch(name) as folder:
-                self.upload(Path(folder), name, aliases)
+            with store.fetch(name) as folder, _held(Path(folder)) as held:
+                self.upload(held, name, aliases)
         except Exception as error:  # the checkpoint may be deleted by now; logging must continue
             if name in store.names():
                 reason = f"{type(error).__name__}: {error}"
@@ -82,3 +88,19 @@ class CheckpointLogger(Logger):
         """Upload a folder, which may be deleted afterwards;
         `aliases`: the ones of "last" and "best" that it is now.
         """
+
+
+@contextlib.contextmanager
+def _held(folder: Path) -> Iterator[Path]:
+    """Yield a folder of the same files, which stay while the fit removes the checkpoint: a part of
+    it would be uploaded.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            place = stack.enter_context(tempfile.TemporaryDirectory(dir=folder.parent, prefix="."))
+            held = shutil.copytree(folder, Path(place, folder.name), copy_function=os.link)
+        except OSError:
+            if not (folder / MANIFEST).is_file():
+                raise
+            held = folder  # on a disk without hard links
+        yield held
