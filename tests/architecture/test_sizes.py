@@ -13,7 +13,7 @@ from trainkit.trainer import Trainer
 LONGEST_FILE = 400
 LONGEST_BODY = 70  # lines of a function below its docstring
 MOST_LINES = 25_000  # of code, in the core: what stands beside extensions/
-MOST_NODES = 8.48  # of syntax, a line of code, over the whole package
+MOST_NODES = 8.5  # of syntax, a line of code, over the whole package
 MOST_NODES_OF_A_FILE = 15.0  # of more than 60 lines of code
 MOST_MEMBERS = 35  # methods, properties and attributes of a class of its own
 LONGEST_CHAIN = 3  # classes of ours, from a class to its oldest ancestor of ours

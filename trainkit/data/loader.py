@@ -24,7 +24,7 @@ from torch.utils.data.distributed import DistributedSampler
 from trainkit.data.bad_samples import GuardedCollate, GuardedDataset
 from trainkit.data.collate import seeded_collate
 from trainkit.data.order import (
-    Drawn,
+    DrawnOrder,
     Key,
     SeededDataset,
     epoch_order,
@@ -324,7 +324,7 @@ class ShardedLoader:
                 f" length promised {plan.num_samples} or more, from which the steps of an epoch are"
                 " planned. Let its __len__ return how many it draws."
             )
-        return drawn if len({*drawn}) == len(drawn) else Drawn(drawn)
+        return drawn if len({*drawn}) == len(drawn) else DrawnOrder(drawn)
 
     def first_sample(self) -> Any:
         """Return a batch of the data set's first sample alone. With workers it is one's: a file that

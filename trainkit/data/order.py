@@ -85,7 +85,7 @@ class Repeating(Sequence[int]):
         """Return a number, another one each time that a sample comes; 0 for a sample's own."""
 
 
-class Drawn(list[int], Repeating):
+class DrawnOrder(list[int], Repeating):
     """The order that a user's sampler has drawn, in which samples come again (see Repeating)."""
 
     def __init__(self, indices: Sequence[int]) -> None:

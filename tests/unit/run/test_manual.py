@@ -445,7 +445,8 @@ def test_gradients_that_no_update_has_counted_are_saved(
         data = loader(40, batch_size=4 // ranks)
         task = first if ranks == 1 else Window(last)
         keeper = ModelCheckpoint()
-        quiet(tmp_path / "b", engine=engine, max_epochs=1, callbacks=keeper).fit(task, data)
+        settings = {"engine": engine, "max_epochs": 1, "callbacks": keeper}
+        quiet(tmp_path / "b", lr_scaling="none", **settings).fit(task, data)
 
     World(ranks).run(begin)
     quiet(tmp_path / "b", max_epochs=2).fit(second, loader(40), ckpt_path="last")
