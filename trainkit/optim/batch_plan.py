@@ -125,11 +125,19 @@ class BatchPlan:
             f" {self.largest_factor:g}: that rule is SGD's. Use trainer.lr_scaling=sqrt or none."
         )
 
+    @property
+    def warmup_start(self) -> float:
+        """The share of the scaled rate from which warm-up begins: the user's own rate where SGD's
+        linear rule raises it (Goyal et al. 2017, section 2.2); else 0, as adaptive optimizers need.
+        """
+        rises = self.lr_scaling == "linear" and self.lr_factor > 1.0
+        return 1.0 / self.lr_factor if rises else 0.0
+
     def warmup(self, step: int) -> float:
         """Return the multiplier of the scaled rate for the step after `step` steps."""
         if step >= self.warmup_steps:
             return 1.0
-        start = 1.0 / self.lr_factor if self.lr_factor > 1.0 else 0.0
+        start = self.warmup_start
         return start + (1.0 - start) * (step + 1) / self.warmup_steps
 
     def warmup_left(self, total_steps: int | None, lrs: list[float]) -> str | None:
@@ -178,7 +186,7 @@ class BatchPlan:
             ratio = f"sqrt({ratio})" if self.lr_scaling == "sqrt" else ratio
             rate = f"{shown} x {ratio} = {scaled} (lr_scaling={self.lr_scaling})"
         if self.warmup_steps:
-            start = shown if self.lr_factor > 1.0 else "0"
+            start = shown if self.warmup_start else "0"
             rate += f", warm-up from {start} over {self.warmup_steps} steps"
         too_long = self.warmup_left(total_steps, lrs)
         return [

@@ -62,9 +62,10 @@ def test_warmup_goes_from_the_users_rate_to_the_scaled_one() -> None:
     assert rates == pytest.approx([0.5, 0.75, 1.0, 1.0, 1.0])
 
 
-def test_warmup_goes_from_zero_where_nothing_is_scaled_up() -> None:
-    """With a factor of 1 or less the multiplier rises from 0."""
-    rates = [contract(lr_scaling="none", warmup_steps=4).warmup(step) for step in range(5)]
+@pytest.mark.parametrize("scaling", ["none", "sqrt"])
+def test_warmup_goes_from_zero_where_sgds_rule_scales_nothing_up(scaling: Any) -> None:
+    """With a factor of 1 or less, or by an adaptive optimizer's rule, the multiplier rises from 0."""
+    rates = [contract(lr_scaling=scaling, warmup_steps=4).warmup(step) for step in range(5)]
     assert rates == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0])
 
 
@@ -198,7 +199,7 @@ def test_a_warmup_that_cannot_be_counted_is_refused(
         (
             {"lr_reference_batch_size": 16, "lr_scaling": "sqrt", "warmup_steps": 5},
             "8 per rank x 4 ranks x 2 accumulated = 64 samples",
-            "0.1 x sqrt(64 / 16) = 0.2 (lr_scaling=sqrt), warm-up from 0.1 over 5 steps",
+            "0.1 x sqrt(64 / 16) = 0.2 (lr_scaling=sqrt), warm-up from 0 over 5 steps",
         ),
         (
             {"batch_size": None, "world_size": 1, "warmup_steps": 5},

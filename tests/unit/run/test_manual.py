@@ -450,7 +450,7 @@ def test_gradients_that_no_update_has_counted_are_saved(
 
     World(ranks).run(begin)
     quiet(tmp_path / "b", max_epochs=2).fit(second, loader(40), ckpt_path="last")
-    torch.testing.assert_close(weights(second), weights(whole), rtol=0, atol=1e-14)
+    torch.testing.assert_close(weights(second), weights(whole), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(
