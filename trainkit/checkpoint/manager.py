@@ -36,6 +36,7 @@ from trainkit.engine.base import Engine
 from trainkit.engine.collectives import PeerError
 from trainkit.errors import CheckpointError, TrainkitError, clause
 from trainkit.optim.optimizer_state import is_torchs
+from trainkit.optim.scheduler_state import with_plain_numbers
 
 # Takes what was saved beside the weights, and those by name (on ranks that do not hold them, without
 # values: on the device "meta"); returns the weights to load. Call it on all ranks.
@@ -220,6 +221,7 @@ class CheckpointManager:
             name: [own[name] for own in ranks if name in own] for name in self.contents.rank_parts
         }
         content["extra"] = extra
+        content = with_plain_numbers(content)
         require_plain(content)
         return content
 

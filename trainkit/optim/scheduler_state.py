@@ -90,13 +90,18 @@ def storable(state: Mapping[str, Any]) -> dict[str, Any]:
     numbers of numpy, which a function may return, are plain ones.
     """
     plain = {
-        name: tree_map(lambda part: part.item() if isinstance(part, np.generic) else part, value)
+        name: with_plain_numbers(value)
         for name, value in state.items()
         if name != "lr_lambdas" or is_plain(value)
     }
     if "_schedulers" in plain:
         plain["_schedulers"] = [storable(inner) for inner in plain["_schedulers"]]
     return plain
+
+
+def with_plain_numbers(tree: Any) -> Any:
+    """Return a tree of dicts, lists and tuples with Python's numbers in place of numpy's."""
+    return tree_map(lambda part: part.item() if isinstance(part, np.generic) else part, tree)
 
 
 def filled(saved: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:

@@ -47,6 +47,7 @@ from trainkit.run.first_weights import (
 )
 from trainkit.run.parts import contents_of
 from trainkit.run.placement import check_parameters
+from trainkit.run.reload import epoch_of_loaders
 from trainkit.run.replicas import optimizers_of
 from trainkit.run.rescue import Rescue
 from trainkit.run.resume import declared_ranks, find_saved, first_shares, restore
@@ -85,6 +86,7 @@ def build_run(stage: Stage, start: StartFrom) -> Run:
 
 def _data_of(stage: Stage, saved: dict[str, Any] | None) -> tuple[Feed, BatchPlan]:
     """Make the feeds of a fit; return that of training, and the plan of batch and rate."""
+    stage.run.state.current_epoch = epoch_of_loaders(stage, saved)  # which hooks may ask
     load_datamodule(stage, saved)
     training = read_training_data(stage.data, stage.task, stage.engine, stage.replicas)
     stage.feeds.declared_ranks = declared_ranks(stage, saved)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from trainkit.api.view import RunView
 from trainkit.data.shares import parse_shares
 from trainkit.errors import ConfigError
@@ -10,6 +13,15 @@ from trainkit.run.feature import Feature, Features
 from trainkit.run.feeds import make_feeds
 from trainkit.run.replicas import Replicas
 from trainkit.run.setup import Stage
+
+
+def epoch_of_loaders(stage: Stage, saved: Mapping[str, Any] | None) -> int:
+    """Return the epoch in which a run that never stopped has made the loaders that come first."""
+    every = stage.options.samples.reload_dataloaders_every_n_epochs
+    if saved is None or not every:
+        return 0
+    epoch: int = saved["state"]["current_epoch"]
+    return epoch // every * every
 
 
 class Reload(Feature):
@@ -34,6 +46,7 @@ class Reload(Feature):
         Raises:
             ConfigError: they were passed to fit, so there is nothing to call.
         """
+        self._turn = run.current_epoch // self._every
         data = self._stage.data
         if data.datamodule is None and data.given.get("train") is not None:
             raise ConfigError(
@@ -49,10 +62,8 @@ class Reload(Feature):
             ConfigError: the batch size has changed: the contract of batch and rate holds for the
                 whole run.
         """
-        turn = epoch // self._every
-        if turn == self._turn:
+        if epoch // self._every == self._turn:
             return
-        self._turn = turn
         stage, run, old = self._stage, self._stage.run, self._stage.feeds.of_fit
         stage.feeds.drop([old.train, *old.val])
         data = read_training_data(stage.data, stage.task, stage.engine, Replicas(stage.engine.comm))

@@ -100,7 +100,22 @@ def test_a_resumed_run_reads_the_data_of_its_epoch(tmp_path: Path) -> None:
     resumed, parts = fit(tmp_path / "parts", data, ckpt_path="last", **saving)
     assert torch.equal(parts, whole)
     assert resumed == history
-    assert data.made[2:4] == [("train", 2), ("val", 2)]
+    assert data.made[:2] == [("train", 2), ("val", 2)]
+
+
+def test_a_run_that_resumes_between_two_reloads_has_the_loaders_of_the_last(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are made once, as of the epoch in which they were made; nothing has changed."""
+    every: dict[str, Any] = {"reload_dataloaders_every_n_epochs": 2}
+    _, whole = fit(tmp_path / "whole", Growing(), **every)
+    keeper = ModelCheckpoint(every_n_train_steps=1)
+    fit(tmp_path / "parts", Growing(), max_steps=13, callbacks=keeper, **every)
+    data = Growing()
+    capsys.readouterr()
+    assert torch.equal(fit(tmp_path / "parts", data, ckpt_path="last", **every)[1], whole)
+    assert data.made == [("train", 2), ("val", 2)]
+    assert "Changed since" not in capsys.readouterr().out
 
 
 def test_what_cannot_be_made_again(tmp_path: Path) -> None:
