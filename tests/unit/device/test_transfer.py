@@ -140,9 +140,9 @@ def test_samples_are_counted_by_the_first_tensor(batch: object) -> None:
 
 
 def test_a_batch_without_tensors_cannot_be_counted() -> None:
-    """A batch without a tensor is refused, with a remedy."""
-    with pytest.raises(TaskError, match=r"batch of type dict .* no tensor.*num_samples"):
-        count_samples({"text": ["a", "b"], "scale": torch.tensor(2.0)})
+    """A batch without a tensor, array or list is refused, with a remedy."""
+    with pytest.raises(TaskError, match=r"batch of type dict .* no tensor.*collate_fn"):
+        count_samples({"text": "a", "scale": torch.tensor(2.0)})
 
 
 def test_what_is_there_is_handed_on() -> None:
