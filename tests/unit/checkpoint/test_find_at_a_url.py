@@ -139,3 +139,14 @@ def test_other_objects_beside_checkpoints_are_left_alone(bucket: ObjectStore, ke
         expected = (store.path_of("b"), {"step": 1}) if names else None
         assert load("auto", [store], line(), resume=True, say=said.append) == expected
         assert said == [] and store.names() == [*names]
+
+
+def test_a_checkpoint_is_replaced_in_an_object_store(bucket: ObjectStore) -> None:
+    """The new one is whole under its name, and nothing else is there."""
+    store = make_store(f"{bucket.url}/{uuid.uuid4().hex}")
+    fill(store, "a", "b", "a")
+    assert load("auto", [store], line(), resume=True) == (store.path_of("a"), {"step": 2})
+    there = fsspec.filesystem("s3").find(store.place)
+    assert sorted(path.split("/", 2)[2] for path in there) == [
+        f"{name}/{file}" for name in ("a", "b") for file in FILES
+    ]

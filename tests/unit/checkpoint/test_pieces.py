@@ -142,6 +142,24 @@ def test_a_rank_that_cannot_write_is_named(tmp_path: Path) -> None:
     assert store.names() == [] and list(store.folder.iterdir()) == [] and not left
 
 
+def test_a_rank_that_cannot_write_leaves_the_checkpoint_that_it_would_have_replaced(
+    store: Store,
+) -> None:
+    """The parts that other ranks have written replace none of it."""
+    write(store)
+    left = Left()
+    for rank, report in ((0, None), (1, {"error": "no more quota"})):
+        own = part(rank, (1 << 40) + 1)
+        half = own._replace(tensors={key: one * 0 for key, one in own.tensors.items()})
+        about = store.write_part("one", half)
+        parts.report(own, report or about, left.__setitem__)
+    with pytest.raises(OSError, match="rank 1: no more quota"):
+        store.write("one", snapshot_of(part(0, (1 << 40) + 1)), left.take)
+    with store.fetch("one") as folder:
+        ckpt.verify(folder)
+        assert torch.equal(ckpt.read_state(folder)["weight"], WEIGHT)
+
+
 def test_all_reports_are_taken_if_one_is_a_failure(tmp_path: Path) -> None:
     """What stays in the group's store would pile up while a disk is full;
     rank 0 itself may be among those that failed.

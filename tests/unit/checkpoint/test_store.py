@@ -4,15 +4,18 @@ on this machine's disk and at a URL alike.
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import pytest
 import torch
+from fsspec.implementations.memory import MemoryFileSystem
 from torch import nn
 
 from tests.helpers.checkpoints import fill, small_disk, snapshot, store_of, written
@@ -222,6 +225,113 @@ def test_a_remote_failure_is_an_oserror_and_leaves_nothing(monkeypatch: pytest.M
         store.write("a", snapshot(training={"x": 1}))
     assert store.names() == []
     assert not fsspec.filesystem("memory").exists(store.path_of("a"))
+
+
+def memory_store() -> RemoteStore:
+    """Return a store at a URL of this process."""
+    store = make_store(f"memory://{uuid.uuid4().hex}/checkpoints")
+    assert isinstance(store, RemoteStore)
+    return store
+
+
+def step_in(store: Store, name: str) -> int:
+    """Return the step of a checkpoint, which is whole."""
+    with store.fetch(name) as folder:
+        return int(ckpt.verify(folder)["global_step"])
+
+
+def folders_in(store: Store) -> list[str]:
+    """Return what there is at a URL of this process."""
+    return [path.rpartition("/")[2] for path in fsspec.filesystem("memory").ls(store.place, False)]
+
+
+@pytest.mark.parametrize("file", ["weights.safetensors", "training.pt", "manifest.json"])
+def test_a_failed_upload_leaves_the_checkpoint_that_it_would_have_replaced(
+    file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a URL too, whichever file fails; nothing of the new one stays."""
+    store = memory_store()
+    fill(store, "a")
+    put = MemoryFileSystem.put_file
+
+    def fails(self: Any, source: str, target: str, **options: Any) -> None:
+        if target.endswith(file):
+            raise Broken("no more quota")
+        put(self, source, target, **options)
+
+    monkeypatch.setattr(MemoryFileSystem, "put_file", fails)
+    with pytest.raises(OSError, match=r"Broken: no more quota"):
+        store.write("a", snapshot(training={"x": 1}, global_step=1))
+    assert (store.names(), folders_in(store), step_in(store, "a")) == (["a"], ["a"], 0)
+
+
+class Killed(BaseException):
+    """What ends a writer in the middle."""
+
+
+def killed_at(patch: pytest.MonkeyPatch, change: int) -> None:
+    """Let a file system in memory take no change from this one on."""
+    remaining = [change]
+
+    def wrapped(method: Callable[..., Any]) -> Callable[..., Any]:
+        def change_once(*arguments: Any, **options: Any) -> Any:
+            if not remaining[0]:
+                raise Killed
+            remaining[0] -= 1
+            return method(*arguments, **options)
+
+        return change_once
+
+    for name in ("put_file", "rm_file", "cp_file", "rmdir"):
+        patch.setattr(MemoryFileSystem, name, wrapped(getattr(MemoryFileSystem, name)))
+
+
+def test_a_checkpoint_at_a_url_is_whole_whenever_the_writer_that_replaces_it_is_killed() -> None:
+    """It is the former one or the new one after each change; the next writer replaces it, and
+    leaves nothing beside it.
+    """
+    seen: list[int] = []
+    for change in itertools.count():
+        store = memory_store()
+        fill(store, "a")
+        with pytest.MonkeyPatch.context() as patch:
+            killed_at(patch, change)
+            try:
+                store.write("a", snapshot(training={"x": 1}, global_step=1))
+            except Killed:
+                pass
+            else:
+                break
+        assert store.names() == ["a"]
+        seen.append(step_in(store, "a"))
+        if change % 2:
+            store.tidy()
+            assert step_in(store, "a") == seen[-1]
+        store.write("a", snapshot(global_step=2))
+        assert (step_in(store, "a"), folders_in(store)) == (2, ["a"])
+        store.remove("a")
+        assert store.names() == []
+    assert seen == sorted(seen) and {*seen} == {0, 1}
+
+
+def test_a_checkpoint_that_cannot_be_copied_to_its_place_is_read_beside_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A store without copies has it under its name nevertheless; one that answers again gets it
+    into its place at the next start.
+    """
+    store = memory_store()
+    fill(store, "a")
+    with monkeypatch.context() as patch:
+        patch.delattr(MemoryFileSystem, "cp_file")
+        store.write("a", snapshot(global_step=1))
+        assert (store.names(), step_in(store, "a")) == (["a"], 1)
+        store.write("a", snapshot(global_step=2))
+        assert (folders_in(store), step_in(store, "a")) == (["a"], 2)
+        store.write("a", snapshot(global_step=3))
+    assert (store.names(), step_in(store, "a")) == (["a"], 3)
+    store.tidy()
+    assert (folders_in(store), step_in(store, "a")) == (["a"], 3)
 
 
 def test_a_reader_of_a_url_sees_all_or_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,11 +3,20 @@
 Object stores cannot rename: the manifest is uploaded last, and a folder without one is no
 checkpoint. `last` and `best` are small files, and so is the lease by which one run at a time writes
 here (lease.py): `guard` asks for it before each change.
+
+What replaces a checkpoint is uploaded beside it, and stands for it once it is whole:
+
+    NAME/          is read, if it has a manifest
+    .NAME.next/    is read, if it has one and NAME has none
+
+write     uploads into the one that is not read; the manifest of the other is removed then
+_move     what stands beside NAME is copied to it, the manifest last, and removed
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -23,6 +32,8 @@ from trainkit.extensions.object_store.lease import StoreLease
 from trainkit.extensions.object_store.small_files import SmallFiles, as_os_error
 from trainkit.extensions.object_store.transfer import remove_left_folders, transfer_folder
 from trainkit.safety.untrusted import check_name
+
+_BESIDE = re.compile(r"\.(?P<name>.+)\.next")
 
 
 class RemoteStore(SmallFiles, Store):
@@ -54,7 +65,8 @@ class RemoteStore(SmallFiles, Store):
     def write(self, name: str, snapshot: Snapshot, take: Take = nothing_left) -> None:
         self.guard()
         part = snapshot.part
-        there = self.path_of(name)
+        own = self.path_of(name)
+        there = self._unread(name)
         try:
             parts = (
                 {}
@@ -69,20 +81,69 @@ class RemoteStore(SmallFiles, Store):
                     else tuple(file_of(rank, part.ranks) for rank in range(part.ranks))
                 )
                 as_os_error(lambda: self._upload(there, folder, keeps), there)
+            if there != own:  # readers take the new one from here on
+                as_os_error(lambda: self._files.rm(f"{own}/{MANIFEST}"), own)
         except BaseException:
             with contextlib.suppress(Exception):  # the first error is the one to report
-                # else it is a former checkpoint's
-                if not self._files.exists(f"{there}/{MANIFEST}"):
+                if there != self._read(name) or not self._is_whole(there):
                     self._files.rm(there, recursive=True)
             raise
+        with contextlib.suppress(OSError):  # it can be read where it is; `tidy` tries again
+            as_os_error(lambda: self._move(name), own)
 
     def write_part(self, name: str, part: RankFile) -> dict[str, Any]:
         self.guard()
-        there = self.path_of(name)
+        there = self._unread(name)
         with transfer_folder() as folder:
             about = write_part(folder, part)
             as_os_error(lambda: self._put(folder / file_of(part.rank, part.ranks), there), there)
         return about
+
+    def _beside(self, name: str) -> str:
+        return f"{self.place}/.{name}.next"
+
+    def _is_whole(self, there: str) -> bool:
+        # not `exists`, which answers "no" if the store does not answer
+        return self._size_of(f"{there}/{MANIFEST}") is not None
+
+    def _read(self, name: str) -> str:
+        """Return where a checkpoint is read; see the module."""
+        own, beside = self.path_of(name), self._beside(name)
+        return beside if not self._is_whole(own) and self._is_whole(beside) else own
+
+    def _unread(self, name: str) -> str:
+        """Return where a checkpoint is written, the same on all ranks while it is written."""
+        own = self.path_of(name)
+        return self._beside(name) if self._is_whole(own) else own
+
+    def _move(self, name: str) -> None:
+        """Copy a checkpoint that stands beside its own place to that, and remove it."""
+        own, beside = self.path_of(name), self._beside(name)
+        if self._read(name) == beside:
+            self._clear(own)
+            self._files.makedirs(own, exist_ok=True)
+            for file in sorted(self._files_in(beside), key=lambda file: file == MANIFEST):
+                self._copy(f"{beside}/{file}", f"{own}/{file}")
+        self._drop(beside)
+
+    def _copy(self, path: str, to: str) -> None:
+        self._files.cp_file(path, to)
+        if self._size_of(to) != self._size_of(path):
+            raise OSError(f"{to} is not the whole copy of {path}")
+
+    def _drop(self, there: str) -> None:
+        """Remove all that is there, the manifest first: without it the folder is no checkpoint."""
+        for path in (f"{there}/{MANIFEST}", there):
+            with contextlib.suppress(FileNotFoundError):
+                as_os_error(partial(self._files.rm, path, recursive=path == there), path)
+
+    def _clear(self, there: str, keeps: Sequence[str] = ()) -> None:
+        """The same, but for the files named in `keeps`."""
+        if self._is_whole(there):
+            self._files.rm(f"{there}/{MANIFEST}")
+        for path in self._files.ls(there, detail=False) if self._files.exists(there) else ():
+            if str(path).rsplit("/", 1)[-1] not in keeps:
+                self._files.rm(path, recursive=True)
 
     def _put(self, path: Path, there: str) -> None:
         self._files.makedirs(there, exist_ok=True)
@@ -103,11 +164,7 @@ class RemoteStore(SmallFiles, Store):
         """Upload a folder's files, the manifest last;
         of what is there only files named in `keeps` stay.
         """
-        if self._files.exists(f"{there}/{MANIFEST}"):
-            self._files.rm(f"{there}/{MANIFEST}")  # first: without it the folder is no checkpoint
-        for path in self._files.ls(there, detail=False) if self._files.exists(there) else ():
-            if str(path).rsplit("/", 1)[-1] not in keeps:
-                self._files.rm(path, recursive=True)
+        self._clear(there, keeps)
         for path in sorted(folder.iterdir(), key=lambda path: path.name == MANIFEST):
             self._put(path, there)
 
@@ -115,7 +172,9 @@ class RemoteStore(SmallFiles, Store):
         """Return the names of folders with a manifest and a file that it may describe:
         other objects may lie there, too.
         """
+        return sorted({_name_of(folder) for folder in self._whole_folders()})
 
+    def _whole_folders(self) -> list[str]:
         def ask() -> dict[str, dict[str, Any]]:
             self._files.invalidate_cache()  # another host may have written
             manifests: dict[str, dict[str, Any]] = self._files.glob(
@@ -128,17 +187,17 @@ class RemoteStore(SmallFiles, Store):
             if about["type"] == "file":
                 *_, folder, file = path.split("/")
                 files.setdefault(folder, set()).add(file)
-        return sorted(
-            name
-            for name, held in files.items()
+        return [
+            folder
+            for folder, held in files.items()
             if MANIFEST in held and any(map(_is_described, held))
-        )
+        ]
 
     def remove(self, name: str) -> None:
         self.guard()
         with contextlib.suppress(OSError):
-            as_os_error(lambda: self._files.rm(f"{self.path_of(name)}/{MANIFEST}"), name)
-            as_os_error(lambda: self._files.rm(self.path_of(name), recursive=True), name)
+            for there in (self._beside(name), self.path_of(name)):  # else the first would be read
+                self._drop(there)
 
     def point(self, link: str, name: str) -> None:
         self.guard()
@@ -153,7 +212,7 @@ class RemoteStore(SmallFiles, Store):
         there = self.path_of(name)
         with transfer_folder() as folder:
             try:
-                self._fetch_into(folder, there, manifest_alone)
+                self._fetch_into(folder, self._read(name), manifest_alone)
                 yield folder
             except CheckpointError as error:
                 if str(folder) not in str(error):
@@ -206,7 +265,16 @@ class RemoteStore(SmallFiles, Store):
 
     def tidy(self) -> None:
         """Leaves folders without a manifest: their owner is unknown."""
+        for folder in self._whole_folders():
+            if _BESIDE.fullmatch(folder):
+                self.guard()
+                as_os_error(partial(self._move, _name_of(folder)), folder)
 
 
 def _is_described(file: str) -> bool:
     return file in (WEIGHTS, TRAINING) or is_file_of_rank(file)
+
+
+def _name_of(folder: str) -> str:
+    beside = _BESIDE.fullmatch(folder)
+    return folder if beside is None else beside["name"]
