@@ -18,7 +18,7 @@ from torch import Tensor
 from trainkit.callbacks.checkpoint import checkpoint_policies
 from trainkit.checkpoint.handed import Handed
 from trainkit.errors import CheckpointError, ConfigError
-from trainkit.run.folder import set_aside
+from trainkit.run.folder import is_of_another, set_aside
 from trainkit.run.model import fill_parts, is_in_parts, load_whole
 from trainkit.run.placement import place
 from trainkit.run.replicas import model_of
@@ -49,10 +49,15 @@ def _place(stage: Stage) -> None:
 
 
 def load_weights(stage: Stage, start: StartFrom, saved: dict[str, Any] | None) -> None:
-    """Begin a new run: load `init_weights` if each rank holds all weights."""
+    """Begin a new run: load `init_weights` if each rank holds all weights; or begin it at another
+    run's checkpoint.
+    """
+    on_main = stage.engine.comm.run_on_main
     if saved is not None:
+        if not stage.checkpoints.resumed_in_place:
+            on_main(lambda: _leave_an_earlier_run(stage.run))
         return
-    stage.engine.comm.run_on_main(lambda: _refuse_anothers_checkpoints(stage.run))
+    on_main(lambda: _refuse_anothers_checkpoints(stage.run))
     if not is_in_parts(stage.task):
         _load(stage, start, in_parts=False)
 
@@ -148,6 +153,15 @@ def _refuse_anothers_checkpoints(run: Run) -> None:
                 f" run ({shown}). Resume from them (ckpt_path=last, or resume=auto), or give"
                 " another folder."
             )
+
+
+def _leave_an_earlier_run(run: Run) -> None:
+    """Move an earlier run's files aside if this one began at a checkpoint in another run's folder.
+    One elsewhere, as of Trainer.save_checkpoint or Ray, may be of the run in this folder.
+    """
+    if is_of_another(run.checkpoints.resumed_from or "", run.run_dir):
+        _refuse_anothers_checkpoints(run)
+        set_aside(run.run_dir)
 
 
 def _load(stage: Stage, start: StartFrom, in_parts: bool) -> None:

@@ -20,6 +20,7 @@ from trainkit.engine.base import Engine
 from trainkit.errors import ConfigError
 from trainkit.launch.environment import job_started
 from trainkit.launch.shared_folder import host_name, not_shared, remove_tokens, sees, token_in
+from trainkit.run.progress_file import FILE
 from trainkit.run.state import STATE
 
 LEDGER = "goodput.json"
@@ -36,7 +37,7 @@ _OF_A_RUN = (
     "capsules",
 )
 # without which it cannot be resumed by itself, or its status be shown
-_BESIDE = (CONFIG, ".hydra", STATE, "progress.json", "reference")
+_BESIDE = (CONFIG, ".hydra", STATE, FILE, "reference")
 _WRITER = "rank0"  # of the file that shows whether hosts share the folder
 
 
@@ -151,6 +152,12 @@ def _new_folder(path: Path) -> Path:
         else:
             break
     return path
+
+
+def is_of_another(checkpoint: str, run_dir: Path) -> bool:
+    """Return whether a checkpoint's path is in the folder of another run."""
+    folder = Path(checkpoint).parent.parent.resolve()
+    return "://" not in checkpoint and folder != run_dir.resolve() and (folder / FILE).is_file()
 
 
 def set_aside(run_dir: Path) -> None:

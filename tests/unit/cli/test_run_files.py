@@ -4,11 +4,13 @@ a refused start leaves them alone, and a new run keeps the earlier one's.
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 import yaml
 
+from trainkit.checkpoint.format import load_training, verify
 from trainkit.cli.run import main
 from trainkit.run.progress_file import read_progress
 from trainkit.run.state import STATE
@@ -75,6 +77,52 @@ def test_an_earlier_run_keeps_its_config(run: Path, capsys: pytest.CaptureFixtur
     assert f"To resume that one: {words}" in capsys.readouterr().out
     assert main("fit", [*words.split(), "trainer.max_steps=3"]) == 0
     assert (before / "checkpoints" / "epoch=0-step=3").is_dir()
+
+
+def test_a_run_that_begins_at_anothers_checkpoint_is_not_mixed_with_an_earlier_one(
+    run: Path, tmp_path: Path
+) -> None:
+    """The same command again in the same folder: the first try's files are set aside whole, and
+    none of its checkpoints is taken for the second one's. So with a run that was set aside itself.
+    """
+    policy = ["callbacks.checkpoint.filename=model", "callbacks.checkpoint.monitor=val/loss"]
+    line = [
+        *FIT[:-1],
+        "+task.model.width=16",
+        "run_dir=new",
+        *policy,
+        "ckpt_path=run/checkpoints/last",
+    ]
+    new = tmp_path / "new"
+    assert main("fit", [*line, "trainer.max_steps=4"]) == 0
+    rows = (new / "metrics.csv").read_text()
+    assert main("fit", [*line, "trainer.max_steps=3"]) == 0
+    (before,) = new.glob("before-*")
+    assert (before / "metrics.csv").read_text() == rows != (new / "metrics.csv").read_text()
+    assert width(new) == width(before) == 16
+    last = new / "checkpoints" / "last"
+    assert verify(last)["global_step"] == 3
+    (policy_state,) = (
+        state for key, state in load_training(last)["callbacks"].items() if "ModelCheckpoint" in key
+    )
+    assert [*policy_state["kept"]] == ["model"]
+    line[-1] = f"ckpt_path={before}/checkpoints/last"
+    assert main("fit", [*line, "trainer.max_steps=5"]) == 0
+    assert len([*new.glob("before-*")]) == 2
+
+
+def test_a_run_that_resumes_from_a_copy_of_its_checkpoint_is_the_same_run(
+    run: Path, tmp_path: Path
+) -> None:
+    """As one of Ray's, of Trainer.save_checkpoint, or by another path to the folder."""
+    (tmp_path / "elsewhere").mkdir()
+    shutil.copytree(run / "checkpoints" / "last", tmp_path / "elsewhere" / "copy")
+    (tmp_path / "link").symlink_to("run")
+    line = [*FIT[:-1], "+task.model.width=16"]
+    for steps, folder, path in ((3, "run", "elsewhere/copy"), (4, "link", "run/checkpoints/last")):
+        words = [f"run_dir={folder}", f"ckpt_path={path}", f"trainer.max_steps={steps}"]
+        assert main("fit", [*line, *words]) == 0
+    assert not [*run.glob("before-*")]
 
 
 def test_a_start_that_fails_leaves_its_config(
