@@ -224,7 +224,7 @@ def _state_dict(content: Any, path: str) -> dict[str, Tensor]:
 
 def _plain_names(state: Mapping[str, Tensor], path: str) -> dict[str, Tensor]:
     """Remove the name parts added by torch.compile and DistributedDataParallel."""
-    split = {name: [part for part in name.split(".") if part != "_orig_mod"] for name in state}
+    split = {name: _uncompiled(name).split(".") for name in state}
     wrapped = all(len(parts) > 1 and parts[0] == "module" for parts in split.values())
     plain: dict[str, Tensor] = {}
     for name, parts in split.items():
@@ -238,6 +238,11 @@ def _plain_names(state: Mapping[str, Tensor], path: str) -> dict[str, Tensor]:
     return plain
 
 
+def _uncompiled(name: str) -> str:
+    """Return a name without what torch.compile adds to it."""
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")
+
+
 def load_into(
     model: nn.Module,
     weights: Mapping[str, Tensor],
@@ -245,7 +250,8 @@ def load_into(
     strict: bool = True,
     fill: Callable[[Tensor, Tensor], None] | None = None,
 ) -> list[str]:
-    """Load weights into a model, cast to its types; an error leaves the model unchanged.
+    """Load weights into a model, cast to its types; an error leaves the model unchanged. A part of
+    either that torch.compile returned fits one that it did not.
 
     Args:
         model: parameters and buffers that share one tensor need only one of their names among the
@@ -265,11 +271,16 @@ def load_into(
     here = {
         name: tensor for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)
     }
-    if all(name.startswith("module.") for name in here) and not any(
-        name.startswith("module.") for name in weights
+    plain = {_uncompiled(name): name for name in here}
+    if all(name.startswith("module.") for name in plain) and not any(
+        _uncompiled(name).startswith("module.") for name in weights
     ):
         # its own name, not a wrapper's
         weights = {f"module.{name}": tensor for name, tensor in weights.items()}
+    weights = {
+        name if name in here else plain.get(_uncompiled(name), name): tensor
+        for name, tensor in weights.items()
+    }
     fitting = {
         name: tensor
         for name, tensor in weights.items()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from tests.helpers.foreign_files import net, same, saved
 from tests.helpers.toy import Line
+from trainkit.checkpoint import format as ckpt
 from trainkit.checkpoint.weights import load_into, read_weights
 from trainkit.errors import CheckpointError
 
@@ -132,6 +133,26 @@ def test_a_model_with_a_part_called_module_gets_its_weights_back(tmp_path: Path)
     other = nn.ModuleDict({"module": net(2)})
     assert load_into(other, read_weights(path), path) == []
     assert same(other.state_dict(), model.state_dict())
+
+
+@pytest.mark.parametrize("part", ["net", "module"])
+def test_a_part_that_was_compiled_and_one_that_was_not_fit_each_other(
+    part: str, tmp_path: Path
+) -> None:
+    """A Task that compiles a part in its __init__ takes its own weights back, from a file and from
+    a checkpoint, and so does the same Task without torch.compile.
+    """
+    compiled = nn.ModuleDict({part: torch.compile(net(1))})
+    expected = list(compiled.state_dict().values())
+    (tmp_path / "one").mkdir()
+    state = ckpt.find_aliases(compiled.state_dict())
+    ckpt.write(tmp_path / "one", ckpt.Snapshot(*state, None, {}))
+    for path in (saved(tmp_path, kept(compiled)), str(tmp_path / "one")):
+        for inner in (net(2), torch.compile(net(2))):
+            other = nn.ModuleDict({part: inner})
+            assert load_into(other, read_weights(path), path) == []
+            own = other.state_dict().values()
+            assert all(torch.equal(a, b) for a, b in zip(own, expected, strict=True))
 
 
 def test_what_a_loose_load_leaves_out_is_printed(
