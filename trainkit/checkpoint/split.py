@@ -189,10 +189,10 @@ def fill_weights(folder: Path, engine: Engine, task: nn.Module, stored: dict[str
 
 
 def fill_optimizer(
-    optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], engine: Engine
+    optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], engine: Engine, casts: bool = False
 ) -> None:
     """Load an optimizer's state of which each rank takes the parts that belong to its parts of the
-    parameters.
+    parameters. `casts` as in load_state.
 
     Raises:
         ValueError: it is the state of other parameters.
@@ -214,7 +214,7 @@ def fill_optimizer(
             for name, value in entries.items()
         }
     whole = tree_map(_whole, {**saved, "state": filled} if is_torchs(saved) else {**saved})
-    load_state(optimizer, whole)
+    load_state(optimizer, whole, casts)
 
 
 def require_saveable(optimizers: Sequence[torch.optim.Optimizer], engine: Engine) -> None:

@@ -84,12 +84,30 @@ def _rebuilt(value: Any) -> Any:
     return kind.__tensor_unflatten__(tensors, value["context"], *value["sizes"])  # type: ignore[attr-defined]
 
 
-def load_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
+def dtypes_of(optimizer: Optimizer) -> list[list[str]]:
+    """Return the dtypes of the weights of each group."""
+    weights = [group["params"] for group in optimizer.param_groups]
+    return [sorted({str(weight.dtype) for weight in group}) for group in weights]
+
+
+def has_other_dtypes(optimizer: Optimizer, saved: Mapping[str, Any]) -> bool:
+    """Return whether the weights had other dtypes when a state was saved, or it does not say: an
+    older one.
+    """
+    groups = saved["param_groups"] if is_torchs(saved) else ()
+    return [group.get("param_dtypes") for group in groups] != dtypes_of(optimizer)
+
+
+def load_state(optimizer: Optimizer, state: dict[str, Any], casts: bool = False) -> None:
     """Load an optimizer's state, of `state_of`.
 
-    Scalars of it (NAdam's mu_product, ASGD's eta) have the dtype they were saved in: torch casts
-    them to the weights', and the run would round otherwise from there on. A rate that is a tensor
-    stays this tensor, with the saved value; one that is a number stays one.
+    Tensors of it have the dtype they were saved in (float32 of bfloat16 weights; NAdam's
+    mu_product, ASGD's eta): torch casts them to the weights', and the run would round otherwise
+    from there on. A rate that is a tensor stays this tensor, with the saved value; one that is a
+    number stays one.
+
+    Args:
+        casts: of weights that had another dtype: scalars alone have the saved one.
 
     Raises:
         ValueError: it does not fit the optimizer.
@@ -101,10 +119,9 @@ def load_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
     groups = state["param_groups"] if is_torchs(state) else ()
     places = [place for group in groups for place in group["params"]]
     for place, weight in zip(places, weights, strict=False):
-        for name, value in state["state"].get(place, {}).items():
-            if isinstance(value, Tensor) and value.dim() == 0 < weight.dim():
-                own = optimizer.state[weight]
-                own[name] = value.to(own[name].device, copy=True)
+        own, saved = optimizer.state.get(weight, {}), state["state"].get(place, {})
+        for name in own.keys() & saved.keys():
+            own[name] = _in_saved_dtype(own[name], saved[name], casts, weight.dim())
     for group, rate in zip(optimizer.param_groups, rates, strict=False):
         if isinstance(rate, Tensor):
             rate.detach().fill_(float(group["lr"]))
@@ -113,10 +130,29 @@ def load_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
             group["lr"] = float(group["lr"])
 
 
+def _in_saved_dtype(loaded: Any, saved: Any, casts: bool, dimensions: int) -> Any:
+    """Return a value of the state of a weight of so many dimensions, or a list or mapping of such,
+    with tensors in the dtype they were saved in; if it `casts`, scalars and integers alone.
+    """
+    if isinstance(loaded, Tensor) and isinstance(saved, Tensor):
+        is_scalar = saved.dim() == 0 < dimensions
+        is_kept = loaded.dtype != saved.dtype and not (casts and saved.is_floating_point())
+        return saved.to(loaded.device, copy=True) if is_scalar or is_kept else loaded
+    if type(loaded) is not type(saved):
+        return loaded
+    if type(loaded) is dict and loaded.keys() == saved.keys():
+        pairs = ((key, one, saved[key]) for key, one in loaded.items())
+        return {key: _in_saved_dtype(one, old, casts, dimensions) for key, one, old in pairs}
+    if type(loaded) in (list, tuple) and len(loaded) == len(saved):
+        each = zip(loaded, saved, strict=True)
+        return type(loaded)(_in_saved_dtype(one, old, casts, dimensions) for one, old in each)
+    return loaded
+
+
 def in_order(saved: Mapping[str, Any], names: Sequence[str | None]) -> dict[str, Any]:
-    """Return a saved state without the names in `param_names` (torch's key), each weight's part of
-    it at the place that the weight of this name has now: torch goes by places alone. If it has
-    other names, all stay at their places.
+    """Return a saved state without the names in `param_names` (torch's key) and without
+    `param_dtypes`, each weight's part of it at the place that the weight of this name has now:
+    torch goes by places alone. If it has other names, all stay at their places.
 
     Args:
         names: the optimizer's weights, in its order; None for one that is not the task's.
@@ -124,6 +160,8 @@ def in_order(saved: Mapping[str, Any], names: Sequence[str | None]) -> dict[str,
     if not is_torchs(saved):
         return dict(saved)
     groups = [dict(group) for group in saved["param_groups"]]
+    for group in groups:
+        group.pop("param_dtypes", None)
     there = [name for group in groups for name in group.pop("param_names", ())]
     places = {name: place for place, name in enumerate(names)}
     moved: dict[Any, int] = {}

@@ -30,7 +30,14 @@ from trainkit.engine.base import Engine
 from trainkit.errors import WEIGHTS_ALONE, CheckpointError, clause
 from trainkit.metrics import objects as metric_objects
 from trainkit.metrics.latest import LatestMetrics
-from trainkit.optim.optimizer_state import in_order, is_torchs, lacking, load_state
+from trainkit.optim.optimizer_state import (
+    dtypes_of,
+    has_other_dtypes,
+    in_order,
+    is_torchs,
+    lacking,
+    load_state,
+)
 from trainkit.optim.schedule import LearningRates
 from trainkit.run.feature import Features
 from trainkit.run.run import Run
@@ -48,12 +55,13 @@ class OptimizersPart:
     task: nn.Module
 
     def state_dict(self) -> list[dict[str, Any]]:
-        """Return one state for each optimizer, with the names of its weights."""
+        """Return one state for each optimizer, with the names and dtypes of its weights."""
         states = self.engine.optimizer_state(self.optimizers)
-        for groups, state in zip(self._names(), states, strict=True):
+        for optimizer, groups, state in zip(self.optimizers, self._names(), states, strict=True):
             own = state["param_groups"] if is_torchs(state) else ()
-            for names, group in zip(groups, own, strict=False):
+            for names, dtypes, group in zip(groups, dtypes_of(optimizer), own, strict=False):
                 group["param_names"] = names
+                group["param_dtypes"] = dtypes
         return states
 
     def _names(self) -> list[list[list[str | None]]]:
@@ -77,6 +85,7 @@ class OptimizersPart:
             )
         for optimizer, names, saved in zip(self.optimizers, self._names(), state, strict=True):
             own = in_order(saved, [*chain.from_iterable(names)])
+            casts = has_other_dtypes(optimizer, saved)
             _refuse_another_kind(optimizer, own)
             # the states themselves may be on rank 0 alone
             if absent := self.engine.comm.broadcast_object(lacking(optimizer, own)):
@@ -87,9 +96,9 @@ class OptimizersPart:
                 )
             try:
                 if self.engine.splits_weights:
-                    fill_optimizer(optimizer, own, self.engine)
+                    fill_optimizer(optimizer, own, self.engine, casts)
                 else:
-                    load_state(optimizer, own)
+                    load_state(optimizer, own, casts)
             except ValueError as error:
                 raise CheckpointError(
                     f"The checkpoint's optimizer state does not fit this task: {clause(error)}."
@@ -106,7 +115,7 @@ def _refuse_another_kind(optimizer: torch.optim.Optimizer, saved: Mapping[str, A
     there = {name for group in saved.get("param_groups", ()) for name in group}
     here = {name for group in optimizer.param_groups for name in group}
     lacks = sorted(optimizer.defaults.keys() - there)
-    of_schedulers = ("initial_", "base_", "max_", "min_", "param_names")
+    of_schedulers = ("initial_", "base_", "max_", "min_", "param_names", "param_dtypes")
     strange = sorted(name for name in there - here if not name.startswith(of_schedulers))
     form = optimizer.state_dict()
     differs = is_torchs(saved) != is_torchs(form)
