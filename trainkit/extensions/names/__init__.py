@@ -7,6 +7,7 @@ surroundings.py   what other libraries have set up around a fit, and trainkit do
 unsaved.py        objects of a Task whose state no checkpoint holds
 unwritable.py     weights and buffers that no checkpoint can hold
 plateaus.py       schedulers that wait for a validation
+checkpoint_names.py    attributes by which Lightning's ModelCheckpoint forms names
 epoch_ends.py     what on_train_epoch_end comes too late for, and the epochs that lack it
 lightning_configs.py   keys, classes and flags in configs of Lightning's users
 """
@@ -60,5 +61,6 @@ EXTENSION = Extension(
         ),
         "trainkit.extensions.names.unsaved.unsaved",
         "trainkit.extensions.names.plateaus.waiting",
+        "trainkit.extensions.names.checkpoint_names.unread",
     ),
 )
