@@ -370,13 +370,19 @@ def test_a_checkpoint_can_be_saved_by_hand(tmp_path: Path) -> None:
     assert torch.equal(weights(other), weights(task))
 
 
-def test_a_checkpoint_that_was_asked_for_and_is_not_written_is_an_error(tmp_path: Path) -> None:
-    """A script would continue without it; a callback's own checkpoints cost no run."""
+def test_a_checkpoint_that_was_asked_for_and_is_not_written_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A script would continue without it; a callback's own checkpoints cost no run. Nothing says
+    that training continues: it has ended.
+    """
     trainer = quiet(tmp_path / "run")
     trainer.fit(Line(), loader(8))
     (tmp_path / "model.ckpt").touch()
     with pytest.raises(CheckpointError, match=r"could not write .*model\.ckpt: .*Make room there"):
         trainer.save_checkpoint(tmp_path / "model.ckpt")
+    said = capsys.readouterr().out
+    assert "was NOT written" in said and "Training continues" not in said
 
 
 def test_a_checkpoint_needs_a_fit(tmp_path: Path) -> None:

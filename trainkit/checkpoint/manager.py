@@ -249,7 +249,7 @@ class CheckpointManager:
                 )
             warning(
                 f"The checkpoint {store.path_of(name)} was NOT written:"
-                f" {clause(_describe(error))}. Training continues."
+                f" {clause(_describe(error))}. Older ones are left."
             )
             return False
         self.writer.num_written += 1
@@ -257,7 +257,7 @@ class CheckpointManager:
             try:
                 store.point(link, target)
             except OSError as error:
-                warning(f"'{link}' could not be set: {error}. Training continues.")
+                warning(f"'{link}' could not be set, though {name} is written: {clause(error)}.")
         for old in changes.removed:
             store.remove(old)
         return True

@@ -362,7 +362,7 @@ def test_a_failed_write_costs_no_older_checkpoint(
     assert target(folder, "last") == target(folder, "best") == "epoch=0-step=2"
     assert keeper.last_model_path == str(folder / "epoch=0-step=2")
     message = capsys.readouterr().out
-    assert message.count("was NOT written: No space left on device. Training continues.") == 2
+    assert message.count("was NOT written: No space left on device. Older ones are left.") == 2
     assert re.search(r"Checkpoints that were NOT written: \S+step=4, \S+step=6\.", message)
 
 
