@@ -220,10 +220,9 @@ class CheckpointManager:
         content |= {
             name: [own[name] for own in ranks if name in own] for name in self.contents.rank_parts
         }
-        content["extra"] = extra
-        content = with_plain_numbers(content)
-        require_plain(content)
-        return content
+        plain: dict[str, Any] = with_plain_numbers(content | {"extra": extra})
+        require_plain(plain)
+        return plain
 
     def _write(self, store: Store, name: str, snapshot: Snapshot, changes: AfterWriting) -> bool:
         """Write, in the writing thread. Whatever a disk, a remote library or a strange tensor raises,
