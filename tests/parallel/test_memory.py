@@ -37,7 +37,7 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> MeasuredRun:
         run = build_run(stage, StartFrom())
         measuring = Measuring(run)
         measuring.measure([2], [2, 4], [2])
-        plan.measure(run, "none")
+        plan.measure(run, {})
         return measuring.measured()
 
 

@@ -4,6 +4,7 @@ simplest that fits.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from trainkit.extensions.plan.layouts import Layout, MeasuredRun, Weight, rank_b
 from trainkit.extensions.plan.measured import Measuring
 from trainkit.extensions.plan.record import BackwardMoment, StepRecording
 from trainkit.extensions.plan.simulated import SimulatedEngine
+from trainkit.extensions.plan.starting import TypedFit
 from trainkit.run.build import StartFrom, build_run
 from trainkit.run.data_sources import DataSources
 from trainkit.run.setup import Stage
@@ -93,7 +95,7 @@ def measured(
         run = build_run(stage, StartFrom())
         result = Measuring(run)
         result.measure([2, 4], [2, 4], [2, 4])
-        plan.measure(run, "none")
+        plan.measure(run, {})
         result.measured()
     return result
 
@@ -363,7 +365,7 @@ def test_of_several_numbers_of_ranks_the_first_that_fits_is_listed() -> None:
 @pytest.mark.parametrize(
     ("memory_bytes", "use"),
     [
-        (25000, "python -m trainkit fit conf=gpt"),
+        (25000, "horovodrun ... python -m trainkit fit conf=gpt"),
         (
             13000,
             "torchrun ... -m trainkit fit conf=gpt engine=fsdp engine.reshard_after_forward=false",
@@ -381,7 +383,7 @@ def test_the_first_that_fits_is_named(memory_bytes: int, use: str) -> None:
     """A tenth of the memory is left for the rest."""
     room = room_of(memory_bytes / 1e9)
     listed, fits = fit_rows(
-        fits_of(16, 16, stages={}).all(room), {}, memory_bytes / 1e9, "conf=gpt"
+        fits_of(16, 16, stages={}).all(room), {}, memory_bytes / 1e9, TypedFit("conf=gpt")
     )
     assert fits
     assert dict(listed)["use"] == use
@@ -390,14 +392,15 @@ def test_the_first_that_fits_is_named(memory_bytes: int, use: str) -> None:
 def test_a_row_has_bytes_costs_and_verdict() -> None:
     """And those of what is left out, the reason."""
     fits = fits_of(16, 8)
-    listed, _ = fit_rows(fits.all(1e9), {"engine.tensor=2": "it has 3 heads"}, 1, "conf=gpt")
+    left_out = {"engine.tensor=2": "it has 3 heads"}
+    listed, _ = fit_rows(fits.all(1e9), left_out, 1, TypedFit("conf=gpt"))
     rows = dict(listed)
     assert rows["without engine.tensor=2"] == "it has 3 heads"
     again = rows["engine=fsdp trainer.activation_checkpointing=true"]
-    assert again.endswith("sends 11.7 KiB: fits; blocks compute their forward twice")
+    assert again.endswith("sends 11.0 KiB: fits; blocks compute their forward twice")
     stages = rows["engine=fsdp engine.pipeline=2 trainer.accumulate_grad_batches=2"]
     assert (
-        ", on stage 0, sends 4.7 KiB (weights and gradients 3.9 KiB, stages 800 B): fits" in stages
+        ", on stage 0, sends 4.2 KiB (weights and gradients 3.4 KiB, stages 800 B): fits" in stages
     )
     assert stages.endswith("; ranks wait 40% of a step")
 
@@ -413,7 +416,7 @@ def test_layouts_are_values_too() -> None:
 
 def test_nothing_fits() -> None:
     """Then the rows say what else to change."""
-    listed, fits = fit_rows(fits_of(16, 16).all(1), {}, 1e-9, "conf=gpt")
+    listed, fits = fit_rows(fits_of(16, 16).all(1), {}, 1e-9, TypedFit("conf=gpt"))
     assert not fits
     rows = dict(listed)
     assert "use" not in rows and rows["none fits"].startswith("use more ranks")
@@ -430,14 +433,95 @@ def test_a_size_that_is_none_is_an_error(value: str, capsys: pytest.CaptureFixtu
 
 def test_a_script_gets_arguments_of_its_trainer() -> None:
     """It has no overrides: the arguments of its Trainer are named."""
-    fits = fits_of(16, 16, stages={})
-    whole = dict(fit_rows(fits.all(25e3), {}, 25e-6 / 0.9, "mine.py --x 1")[0])
-    assert whole["use"] == "python mine.py --x 1"
-    split = dict(fit_rows(fits.all(8e3), {}, 8e-6 / 0.9, "mine.py --x 1")[0])
-    assert split["use"] == (
-        "torchrun ... mine.py --x 1, and give its Trainer engine=fsdp,"
-        " engine.reshard_after_forward=false, activation_checkpointing=true"
+    use = functools.partial(used, "mine.py --x 1")
+    assert use(25e-6) == "horovodrun ... python mine.py --x 1"
+    assert use(25e-6, "fsdp") == (
+        'horovodrun ... python mine.py --x 1, and give its Trainer engine="auto"'
     )
+    assert use(8e-6) == (
+        "torchrun ... mine.py --x 1, and give its Trainer"
+        " engine=FSDPEngine(reshard_after_forward=False), activation_checkpointing=True (from"
+        " trainkit.extensions.fsdp.engine import FSDPEngine)"
+    )
+
+
+def used(line: str, memory_gb: float, engine_name: str = "auto", **engine: Any) -> str:
+    """What is recommended to 16 ranks of a fit."""
+    typed = TypedFit(line, engine_name, engine)
+    fits = fits_of(16, 16, stages={})
+    rows, _ = fit_rows(fits.all(memory_gb * 1e9), {}, memory_gb / 0.9, typed)
+    return dict(rows)["use"]
+
+
+@pytest.mark.parametrize(
+    ("line", "memory_gb", "options", "use"),
+    [
+        pytest.param(
+            "conf=gpt engine=fsdp engine.tensor=2 seed=1",
+            25e-6,
+            {"tensor": 2},
+            "horovodrun ... python -m trainkit fit conf=gpt seed=1 engine=auto",
+            id="whole copies: the typed engine is left out",
+        ),
+        pytest.param(
+            "conf=gpt engine=fsdp engine.tensor=2 engine.shard=[Block]",
+            13e-6,
+            {"tensor": 2},
+            "torchrun ... -m trainkit fit conf=gpt engine.shard=[Block] engine=fsdp"
+            " engine.reshard_after_forward=false",
+            id="what no layout decides stays",
+        ),
+        pytest.param(
+            "conf=gpt trainer.activation_checkpointing=false",
+            8e-6,
+            {},
+            "torchrun ... -m trainkit fit conf=gpt engine=fsdp engine.reshard_after_forward=false"
+            " trainer.activation_checkpointing=true",
+            id="a setting of the trainer that a layout decides",
+        ),
+        pytest.param(
+            "conf=mine",
+            13e-6,
+            {"tensor": 2, "cpu_offload": True},
+            "torchrun ... -m trainkit fit conf=mine engine=fsdp engine.reshard_after_forward=false"
+            " engine.tensor=1 engine.cpu_offload=false",
+            id="set in the config's file",
+        ),
+    ],
+)
+def test_the_recommended_line_starts_the_layout_that_fits(
+    line: str, memory_gb: float, options: dict[str, Any], use: str
+) -> None:
+    """What was typed, or stands in a file, of the engine gives way to the layout's settings."""
+    assert used(line, memory_gb, "fsdp" if options else "auto", **options) == use
+
+
+def test_whole_copies_have_the_typed_engine() -> None:
+    """Horovod's and DDP's own options stay."""
+    line = "conf=gpt engine=horovod engine.compression=fp16"
+    use = used(line, 25e-6, "horovod", compression="fp16")
+    assert use == f"horovodrun ... python -m trainkit fit {line}"
+
+
+def test_layouts_of_another_batch_are_left_out() -> None:
+    """4 ranks that share samples by twos take 2 microbatches a step, and 4 alone at least 4."""
+    fits = fits_of(4, 4, 2)
+    listed = [own.settings for own in fits.all(1e9)]
+    assert listed and all("engine.pipeline=2" in settings for settings in listed)
+    assert "2 microbatches" in fits.left_out["layouts of another global batch"]
+
+
+def test_what_is_sent_is_that_of_rings() -> None:
+    """Of whole copies 2 (n - 1) / n of the gradients, as they are summed; of split weights (n - 1) / n
+    each time, of what is gathered: no buffers, no gradients of frozen weights, and half of them as
+    bfloat16.
+    """
+    frozen = [replace(weight, trained=index > 0) for index, weight in enumerate(WEIGHTS)]
+    fits = fits_of(2, 2, stages={}, weights=frozen, buffers=600)
+    assert fits.fit(Layout(2)).sent == {"gradients": SIZES.payload}
+    assert fits.fit(Layout(2, "fsdp")).sent == {"weights and gradients": (2 * 4000 + 3000) // 2}
+    half = Fits(MEASURED, replace(SIZES, gathered=0.5), {}, (2, 2), 2, 1)
+    assert half.fit(Layout(2, "fsdp")).sent == {"weights and gradients": (4000 + 4000) // 2}
 
 
 def test_heads_that_ranks_do_not_divide_are_named(tmp_path: Path) -> None:

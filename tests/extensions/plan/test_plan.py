@@ -11,9 +11,13 @@ from torch.utils.data import Dataset
 
 from tests.helpers.toy import Line, Net, Recorder, loader, quiet
 from trainkit.api.callback import Callback
-from trainkit.callbacks import Balance, Elastic, ModelCheckpoint
+from trainkit.callbacks import EMA, Balance, Elastic, ModelCheckpoint
+from trainkit.extensions.communication.settings import DiLoCo
 from trainkit.extensions.plan import plan, rates
 from trainkit.extensions.plan.advice import advise
+from trainkit.extensions.plan.layouts import Layout
+from trainkit.extensions.plan.measured import weights_of
+from trainkit.extensions.plan.saved import checkpoint_rows, copy_rows
 from trainkit.extensions.plan.simulated import SimulatedEngine
 from trainkit.run.build import StartFrom, build_run
 from trainkit.run.data_sources import DataSources
@@ -150,13 +154,13 @@ def test_sizes(tmp_path: Path, ranks: int, compression: str, payload: int) -> No
     run, callbacks = planned(
         tmp_path, Line(momentum=0.9), loader(16), ranks, callbacks=ModelCheckpoint(), max_epochs=6
     )
-    sizes = plan.measure(run, compression)
+    sizes = plan.measure(run, {"compression": compression})
     assert sizes == plan.Sizes(weights=16, gradients=16, optimizer=16, payload=payload, tensors=2)
     rows = dict(plan.size_rows(sizes, ranks))
     ring = f"{payload * 1.5:.0f} B from each rank"
     assert (ring in rows["summed in a step"]) == (ranks > 1)
     assert rows["memory of a rank"].startswith("48 B: weights 16 B, gradients 16 B, optimizer 16 B")
-    assert dict(plan.checkpoint_rows(run, callbacks, sizes)) == {
+    assert dict(checkpoint_rows(run, callbacks, sizes)) == {
         "checkpoints": "each epoch (6 in all), at the end: 32 B each, 1 retained"
     }
 
@@ -225,13 +229,13 @@ FAULTS: dict[str, tuple[type[Line], Any, dict[str, Any], dict[str, Any], str]] =
         {},
         "8 ranks of this host with 2 loader workers each need 24",
     ),
-    "log each step": (Line, slow, {"log_every_n_steps": 1}, {}, "trainer.log_every_n_steps is 1"),
+    "log each step": (Line, slow, {"log_every_n_steps": 4}, {}, "trainer.log_every_n_steps is 4"),
     "checkpoints": (
         Line,
         slow,
         {"callbacks": ModelCheckpoint(every_n_train_steps=10, every_n_epochs=1)},
         {},
-        "written each 10 steps by rank 0",
+        "written each 10 steps, and each time all ranks wait until weights and optimizer state",
     ),
     "gpu number": (
         Line,
@@ -300,15 +304,17 @@ def test_ranks_that_split_the_weights_hold_a_part() -> None:
     sizes = plan.Sizes(
         weights=8 << 20, gradients=8 << 20, optimizer=16 << 20, payload=8 << 20, tensors=2
     )
-    rows = dict(plan.size_rows(sizes, 16, parts=8))
+    rows = dict(plan.size_rows(sizes, 16, Layout(16, "fsdp", replicas=2)))
     assert rows["memory of a rank"].startswith(
         "4.0 MiB: a part in 8 of weights 8.0 MiB, gradients 8.0 MiB, optimizer 16.0 MiB"
     )
-    assert rows["sent in a step"].endswith("up to 24.0 MiB a rank")
-    groups = dict(plan.size_rows(sizes, 16, parts=8, tensor=2))
+    assert rows["sent in a step"].endswith(
+        "gathered twice and gradients summed in parts, up to 21.0 MiB a rank"
+    )
+    groups = dict(plan.size_rows(sizes, 16, Layout(16, "fsdp", replicas=2, tensor=2)))
     assert "what no plan splits by width, 2 times that" in groups["memory of a rank"]
     assert groups["sent in a step"].endswith(
-        "; 12.0 MiB of layers split by width, and their activations"
+        "; 9.0 MiB of layers split by width, and their activations"
     )
     assert (
         "before DeepSpeed splits them"
@@ -323,11 +329,106 @@ def test_copies_in_other_hosts_memory_are_planned() -> None:
     """What a rank sends, and what a host holds: its own part, that of another, twice while one comes."""
     sizes = plan.Sizes(weights=4 << 20, gradients=0, optimizer=8 << 20, payload=0, tensors=1)
     elastic = Elastic(commit_every_n_steps=6, copies=1)
-    rows = dict(plan.copy_rows([elastic], sizes, "fsdp", 4))
+    rows = dict(copy_rows([elastic], sizes, "fsdp", 4))
     assert rows["copies"].startswith(
         "each 6 steps 3.0 MiB of a rank to another host, 512.0 KiB a step"
     )
     assert rows["memory of a host"].startswith("9.0 MiB for each of its ranks")
     assert "15.0 MiB while" in rows["memory of a host"]
-    assert "refused" in dict(plan.copy_rows([elastic], sizes, "ddp", 1))["copies"]
-    assert plan.copy_rows([Elastic()], sizes, "fsdp", 4) == []
+    assert "refused" in dict(copy_rows([elastic], sizes, "ddp", 1))["copies"]
+    assert copy_rows([Elastic()], sizes, "fsdp", 4) == []
+
+
+@pytest.mark.parametrize(
+    ("layout", "buffers", "gathered", "says"),
+    [
+        (
+            {"accumulate": 8},
+            0,
+            1.0,
+            "weights gathered 16 times and gradients summed in parts, up to 119.0 MiB",
+        ),
+        (
+            {"gathers_once": True, "accumulate": 8},
+            0,
+            1.0,
+            "weights gathered once and gradients summed in parts, up to 14.0 MiB",
+        ),
+        ({}, 0, 0.5, "up to 14.0 MiB a rank"),
+        ({}, 4 << 20, 1.0, "up to 14.0 MiB a rank"),
+    ],
+)
+def test_split_weights_travel_as_often_as_they_are_gathered(
+    layout: dict[str, Any], buffers: int, gathered: float, says: str
+) -> None:
+    """For each microbatch twice, or once a step; in param_dtype; buffers never."""
+    sizes = plan.Sizes(
+        weights=8 << 20,
+        gradients=8 << 20,
+        optimizer=0,
+        payload=0,
+        tensors=2,
+        buffers=buffers,
+        gathered=gathered,
+    )
+    rows = dict(plan.size_rows(sizes, 8, Layout(8, "fsdp", **layout)))
+    assert says in rows["sent in a step"]
+    whole = f"{(buffers >> 20) + ((16 << 20) - buffers) / 8 / 2**20:.1f} MiB: "
+    assert rows["memory of a rank"].startswith(whole)
+
+
+def test_an_average_of_the_weights_is_in_memory_and_checkpoints(tmp_path: Path) -> None:
+    """callbacks=ema: a copy in float32, on the device and in each file; of communication=diloco
+    shared weights and momenta.
+    """
+    settings: dict[str, Any] = {"callbacks": [EMA(), ModelCheckpoint()], "max_epochs": 6}
+    run, callbacks = planned(tmp_path, Line(momentum=0.9), loader(16), 4, **settings)
+    sizes = plan.measure(run, {})
+    assert (sizes.averages, sizes.held) == (16, 0)
+    memory = dict(plan.size_rows(sizes, 4))["memory of a rank"]
+    assert memory.startswith("64 B: ") and "average of weights 16 B" in memory
+    assert "48 B each" in dict(checkpoint_rows(run, callbacks, sizes))["checkpoints"]
+    weight = weights_of(run)[0]
+    assert weight.state == 4 + 4  # momentum, and the average
+    run, _ = planned(tmp_path, Line(), loader(16), 4, communication=DiLoCo(), max_epochs=6)
+    sizes = plan.measure(run, {})
+    assert sizes.held == 32
+    assert "held for communication 32 B" in dict(plan.size_rows(sizes, 4))["memory of a rank"]
+
+
+class ByLBFGS(Line):
+    """Updates by hand, with an optimizer that needs a closure."""
+
+    automatic_optimization = False
+
+    def configure_optimizers(self) -> Any:
+        """Return L-BFGS."""
+        return torch.optim.LBFGS(self.parameters(), lr=0.1, history_size=3)
+
+
+def test_an_optimizer_that_needs_a_closure_is_measured(tmp_path: Path) -> None:
+    """L-BFGS has two vectors of the gradients' size for each step of its history, and for the last."""
+    run, _ = planned(tmp_path, ByLBFGS(), loader(16), 1, lr_scaling="none")
+    assert plan.measure(run, {}).optimizer == 16 * 2 * 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"train_time_interval": "00:30:00"}, "each 0:30:00, at the end: 16 B each, 1 retained"),
+        (
+            {"every_n_epochs": 2, "save_last": False},
+            "each 2nd epoch (3 in all): 16 B each, 1 retained",
+        ),
+        ({"monitor": "val/loss"}, "1 retained by val/loss (min) and the newest"),
+        ({"save_top_k": 0}, "the newest retained"),
+    ],
+)
+def test_checkpoints_are_planned_as_they_are_written(
+    settings: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    """By time too, at the end with save_last alone, and the newest beside the best."""
+    keeper = ModelCheckpoint(**settings)
+    run, callbacks = planned(tmp_path, Line(), loader(16), 1, callbacks=keeper, max_epochs=6)
+    sizes = plan.measure(run, {})
+    assert says in dict(checkpoint_rows(run, callbacks, sizes))["checkpoints"]

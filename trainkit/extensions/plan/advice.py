@@ -114,7 +114,7 @@ def _loading(run: Run, cores: int) -> Iterator[str]:
 
 def _writing(run: Run, callbacks: Sequence[Callback]) -> Iterator[str]:
     every = run.options.limits.log_every_n_steps
-    if every < 5 and run.engine.device.type != "cpu" or every == 1:
+    if every < 5:
         yield (
             f"trainer.log_every_n_steps is {every}: rank 0 reads the device that often, and all"
             " ranks wait for it in the next reduction. Use 50."
@@ -123,8 +123,9 @@ def _writing(run: Run, callbacks: Sequence[Callback]) -> Iterator[str]:
         steps = keeper.every_n_train_steps
         if steps is not None and steps < _RARELY_S:
             yield (
-                f"A checkpoint is written each {steps} steps by rank 0, while all ranks wait. Write"
-                f" it each {10 * _RARELY_S} steps, or by epochs."
+                f"A checkpoint is written each {steps} steps, and each time all ranks wait until"
+                " weights and optimizer state are copied. Write it each"
+                f" {10 * _RARELY_S} steps, or by epochs."
             )
 
 

@@ -17,10 +17,13 @@ from trainkit.extensions.plan.layouts import (
     Layout,
     MeasuredRun,
     RankBytes,
+    gathered_bytes,
     rank_bytes,
 )
 from trainkit.extensions.plan.measured import Measuring
 from trainkit.extensions.plan.plan import Sizes
+from trainkit.extensions.plan.starting import TypedFit, start_of
+from trainkit.extensions.plan.traffic import ring_bytes, split_bytes
 from trainkit.extensions.reports.grid import human
 from trainkit.run.run import Run
 
@@ -125,20 +128,17 @@ class Fits:
         microbatches: int,
         given: int | None,
     ) -> None:
-        self._measured, self._sizes, self.left_out = (
-            measured,
-            sizes,
-            left_out,
-        )
+        self._measured, self._sizes = measured, sizes
+        self.left_out = dict(left_out)
         self._ranks, self._local = places
         self._microbatches, self._given = microbatches, given
 
     def all(self, room: float) -> list[PlannedFit]:
         """Return them, the simplest first; of several numbers of ranks that share, the first that
-        fits in `room` bytes, or the last.
+        fits in `room` bytes, or the last. Those of another global batch are left out.
         """
         result = []
-        families = [*self._families()]
+        families = [*filter(None, map(self._of_same_batch, self._families()))]
         for family in sorted(
             families,
             key=lambda own: (own[0].offloads, own[0].means),
@@ -152,17 +152,29 @@ class Fits:
             )
         return result
 
+    def _of_same_batch(self, family: Sequence[Layout]) -> list[Layout]:
+        """Return the layouts whose ranks can take a step's microbatches, as many each."""
+        same = [own for own in family if not self._microbatches % own.data_ranks]
+        if len(same) < len(family):
+            self.left_out["layouts of another global batch"] = (
+                f"a step's {self._microbatches} microbatches do not come out even on their ranks. A"
+                " smaller data.batch_size makes more of them"
+            )
+        return same
+
     def fit(self, layout: Layout) -> PlannedFit:
         """Return what a layout takes."""
-        data = max(1, layout.ranks // layout.shared)
         layout = replace(
             layout,
-            accumulate=max(1, -(-self._microbatches // data)),
+            accumulate=max(1, -(-self._microbatches // layout.data_ranks)),
         )
+        ranks = rank_bytes(self._measured, layout)
+        if layout.engine == "auto":
+            ranks = [replace(own, step=own.step + self._sizes.held) for own in ranks]
         return PlannedFit(
             layout,
             self._settings(layout),
-            rank_bytes(self._measured, layout),
+            ranks,
             self._sent(layout),
             self._waiting(layout),
             _why(layout),
@@ -228,10 +240,11 @@ class Fits:
         """Return the bytes that a rank sends in a step."""
         count = layout.accumulate
         if layout.engine != "fsdp":
-            return {"gradients": 2 * self._sizes.payload}
-        whole = max(own.weights for own in rank_bytes(self._measured, replace(layout, ranks=1)))
-        gathers = 1 if layout.gathers_once or layout.pipeline > 1 else 2 * count
-        sent = {"weights and gradients": (gathers + 1) * whole * (layout.parts > 1)}
+            return {"gradients": ring_bytes(self._sizes.payload, layout.ranks)}
+        weights, gradients = gathered_bytes(self._measured, layout)
+        weights = int(weights * self._sizes.gathered)
+        split = split_bytes(weights, gradients, layout.gathers, layout.parts)
+        sent = {"weights and gradients": split}
         between = self._measured.recordings[layout.kind].sent * count
         if layout.pipeline > 1:
             homes = self._measured.stages[layout.pipeline]
@@ -272,14 +285,14 @@ def fit_rows(
     fits: Sequence[PlannedFit],
     left_out: Mapping[str, str],
     memory_gb: float,
-    typed: str,
+    typed: TypedFit,
 ) -> tuple[Rows, bool]:
     """Return a row for each layout, and how to start the first that fits in a GPU of `memory_gb`;
     and whether one fits.
 
     Args:
         left_out: settings that the Task cannot take -> the reason.
-        typed: the arguments of the fit: overrides, or a script and its own.
+        typed: the fit.
     """
     room = room_of(memory_gb)
     rows = [
@@ -299,7 +312,7 @@ def fit_rows(
             )
         )
     else:
-        rows.append(("use", _use(best.settings, typed)))
+        rows.append(("use", start_of(best.layout, best.settings, typed)))
     return rows, best is not None
 
 
@@ -320,15 +333,3 @@ def _row(own: PlannedFit, room: float) -> str:
         costs.append(f"ranks wait {own.waiting:.0%} of a step")
     verdict = "fits" if own.device <= room else "does not fit"
     return "; ".join([f"{parts}, {shown}: {verdict}", *costs])
-
-
-def _use(settings: str, typed: str) -> str:
-    """Return how to start a choice."""
-    if typed.split(" ")[0].endswith(".py"):
-        start = "python" if settings.startswith("engine=auto") else "torchrun ..."
-        own = [word.removeprefix("trainer.") for word in settings.split(" ")]
-        given = ", ".join(word for word in own if word != "engine=auto")
-        return f"{start} {typed}" + f", and give its Trainer {given}" * bool(given)
-    launcher = "" if settings.startswith("engine=auto") else "torchrun ... -m trainkit "
-    text = f"{launcher or 'python -m trainkit '}fit {typed} {settings}"
-    return text.replace(" engine=auto", "")

@@ -74,6 +74,18 @@ class Layout:
         return self.tensor * self.pipeline * self.context
 
     @property
+    def gathers(self) -> int:
+        """How often a step gathers the weights, if ranks split them."""
+        if self.gathers_once or self.pipeline > 1:
+            return 1
+        return 2 * self.accumulate
+
+    @property
+    def data_ranks(self) -> int:
+        """The groups of ranks that read samples of their own."""
+        return max(1, self.ranks // self.shared)
+
+    @property
     def means(self) -> int:
         """How many means it takes; variants of fsdp count as one."""
         sizes = (self.tensor, self.pipeline, self.context)
@@ -100,7 +112,7 @@ class Weight:
         trained: whether it gets a gradient.
         units: those that have it, by their places; none of a parameter of the Task itself.
         in_block: whether it is gathered with a block, and not from a step's begin to its end.
-        state: bytes of the optimizer's state for each element.
+        state: bytes of the optimizer's state, and of an average of the weights, for each element.
         more: other bytes of it.
     """
 
@@ -141,7 +153,8 @@ class RankBytes:
     """The bytes of a rank.
 
     Attributes:
-        weights, gradients, optimizer: its parts of them, at the end of a step's backward.
+        weights, gradients, optimizer: its parts of them, at the end of a step's backward; the
+            optimizer's with those of an average of the weights (callbacks=ema).
         step: what else is alive at the worst moment.
         host: those of them in host memory.
         stage: of a pipeline.
@@ -164,6 +177,13 @@ class RankBytes:
 def rank_bytes(measured: MeasuredRun, layout: Layout) -> list[RankBytes]:
     """Return the bytes of a rank of each of a pipeline's places, by its first stage."""
     return [_Rank(measured, layout, place).bytes() for place in range(layout.pipeline)]
+
+
+def gathered_bytes(measured: MeasuredRun, layout: Layout) -> tuple[int, int]:
+    """Return the bytes of the weights that a rank gathers at a time, and of the gradients that are
+    summed in parts; of a pipeline's places the most.
+    """
+    return max(_Rank(measured, layout, place).whole() for place in range(layout.pipeline))
 
 
 @dataclass(frozen=True)
@@ -220,6 +240,10 @@ class _Rank:
             self._place,
             host,
         )
+
+    def whole(self) -> tuple[int, int]:
+        """Return the bytes of its weights and of their gradients, gathered."""
+        return self._whole(self._own), self._whole(self._own, trained=True)
 
     def _holds(self, weight: Weight) -> bool:
         homes = {self._homes[unit] % self._layout.pipeline for unit in weight.units}

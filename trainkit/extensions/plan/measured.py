@@ -22,6 +22,7 @@ from trainkit.extensions.halving.oom import split
 from trainkit.extensions.pipeline.units import named_units, units_of
 from trainkit.extensions.pipeline.work import UnitWork, count_work
 from trainkit.extensions.plan.layouts import MeasuredRun, Weight
+from trainkit.extensions.plan.plan import averaged_width
 from trainkit.extensions.plan.record import (
     Setting,
     StepRecording,
@@ -231,7 +232,7 @@ def weights_of(run: Run) -> list[Weight]:
                 parameter.requires_grad,
                 tuple(homes.get(id(parameter), ())),
                 id(parameter) in in_block,
-                alike / max(1, parameter.numel()),
+                alike / max(1, parameter.numel()) + averaged_width(run, parameter),
                 sum(value.nbytes for value in own if value.numel() <= 1),
             )
         )

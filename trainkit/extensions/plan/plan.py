@@ -7,27 +7,32 @@ description.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import LBFGS, Optimizer
 
-from trainkit.api.callback import Callback
 from trainkit.api.dispatch import Hooks
 from trainkit.api.step_call import has_step
 from trainkit.api.task import Task
-from trainkit.callbacks import Balance, Elastic, ModelCheckpoint
+from trainkit.callbacks import Balance
 from trainkit.console import plural
 from trainkit.data.feed import MapFeed
 from trainkit.data.shares import samples_of
 from trainkit.engine.reduce.buckets import find_sparse
+from trainkit.extensions.plan.layouts import Layout
+from trainkit.extensions.plan.traffic import held_bytes, ring_bytes, split_bytes
 from trainkit.extensions.reports.grid import human
 from trainkit.run.evaluator import steps_between
 from trainkit.run.run import Run
 
 Rows = list[tuple[str, str]]
 _WIRE_BYTES = {"none": None, "fp16": 2, "bf16": 2}
+_TIMES = {1: "once", 2: "twice"}
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,10 @@ class Sizes:
     payload: int  # bytes reduced over ranks in a step
     tensors: int  # number of reduced gradients
     sparse: int = 0  # number of sparse ones among them; they count as if all rows were used
+    buffers: int = 0  # a part of `weights`
+    averages: int = 0  # weights that a callback averages (callbacks=ema)
+    held: int = 0  # of approximate communication: shared weights, momenta, or errors
+    gathered: float = 1.0  # of a weight's bytes, those that travel if it is gathered
 
 
 def batch_rows(run: Run) -> Rows:
@@ -99,15 +108,18 @@ def batch_rows(run: Run) -> Rows:
         when = (
             f"each {every} steps"
             if every
-            else f"at the end of each {_th(epochs_between or 1)}epoch"
+            else f"at the end of each {nth(epochs_between or 1)}epoch"
         )
         rows.append(("validation", when))
     return rows
 
 
-def step_rows(run: Run, hooks: Hooks) -> Rows:
+def step_rows(run: Run, hooks: Hooks, precision: str = "") -> Rows:
     """Return everything that runs in a step, in order, each with its owner.
     Hooks without an implementation are left out.
+
+    Args:
+        precision: that was asked for, if the run is planned in another one.
     """
     contract = run.batch_plan
     sums = f"{run.engine.name}: "
@@ -118,7 +130,10 @@ def step_rows(run: Run, hooks: Hooks) -> Rows:
         ("on_train_step_start", None),
         (f"for each microbatch, {contract.accumulate} on a rank", ""),
         ("  on_train_batch_start", None),
-        ("  training_step", f"{type(run.task).__name__}, {run.options.numerics.precision}"),
+        (
+            "  training_step",
+            f"{type(run.task).__name__}, {precision or run.options.numerics.precision}",
+        ),
         ("  on_before_zero_grad of the first", None),
         *[("  optimizer_zero_grad of the first", "Task")]
         * has_step(run.task, Task, "optimizer_zero_grad"),
@@ -177,19 +192,24 @@ def step_rows(run: Run, hooks: Hooks) -> Rows:
     return rows
 
 
-def measure(run: Run, compression: str) -> Sizes:
+def measure(run: Run, engine: Mapping[str, Any]) -> Sizes:
     """Return all sizes but activations.
     Takes a step of each optimizer on zeros, which invalidates the weights.
+
+    Args:
+        engine: options of the engine, by name.
     """
-    trained = [p for p in run.task.parameters() if p.requires_grad]
-    wire = _WIRE_BYTES[compression]
+    every = [*run.task.parameters()]
+    trained = [p for p in every if p.requires_grad]
+    wire = _WIRE_BYTES[str(engine.get("compression") or "none")]
     payload = sum(p.numel() * (wire or _summed_as(p, run.engine.name)) for p in trained)
-    sparse = find_sparse(run.task, run.optimizers)
+    as_dense = bool(engine.get("sparse_as_dense"))
+    sparse = set() if as_dense else find_sparse(run.task, run.optimizers)
+    narrow = 2 * sum(p.numel() for p in every) / max(1, bytes_of(every))
     for parameter in trained:
         zeros = torch.zeros_like(parameter)
         parameter.grad = zeros.to_sparse(1) if parameter in sparse else zeros
-    for optimizer in run.optimizers:
-        optimizer.step()
+    later = sum(_take_step(optimizer) for optimizer in run.optimizers)
     states = [
         v
         for opt in run.optimizers
@@ -198,57 +218,50 @@ def measure(run: Run, compression: str) -> Sizes:
         if isinstance(v, Tensor)
     ]
     return Sizes(
-        weights=_bytes([*run.task.parameters(), *run.task.buffers()]),
-        gradients=_bytes(trained),
-        optimizer=_bytes(states),
+        weights=bytes_of([*run.task.parameters(), *run.task.buffers()]),
+        gradients=bytes_of(trained),
+        optimizer=bytes_of(states) + later,
         payload=payload if run.engine.ranks.world_size > 1 else 0,
         tensors=len(trained),
         sparse=len(sparse),
+        buffers=bytes_of([*run.task.buffers()]),
+        averages=sum(p.numel() * averaged_width(run, p) for p in every),
+        held=held_bytes(run),
+        gathered=narrow if engine.get("param_dtype") else 1.0,
     )
 
 
+def averaged_width(run: Run, parameter: Tensor) -> int:
+    """Return the bytes of an element of a parameter in an average of the weights; 0 without one."""
+    if not any(callback.role == "weight_average" for callback in run.callbacks):
+        return 0
+    return max(4, parameter.element_size())
+
+
+def _take_step(optimizer: Optimizer) -> int:
+    """Take a step on the gradients that are there; return the bytes that later ones add."""
+    needs = inspect.signature(optimizer.step).parameters.values()
+    closure = [lambda: torch.zeros(())] * any(own.default is own.empty for own in needs)
+    optimizer.step(*closure)
+    if not isinstance(optimizer, LBFGS):
+        return 0
+    group = optimizer.param_groups[0]  # its only one: steps and changes of gradients, and the last
+    return 2 * (int(group["history_size"]) + 1) * bytes_of(group["params"])
+
+
 def size_rows(
-    sizes: Sizes,
-    world_size: int,
-    parts: int = 1,
-    zero: bool = False,
-    tensor: int = 1,
-    stages: int = 1,
+    sizes: Sizes, world_size: int, layout: Layout | None = None, zero: bool = False
 ) -> Rows:
     """Return the communication of a step and the memory of a rank.
 
     Args:
-        parts: ranks that split weights, gradients and optimizer state (engine=fsdp).
+        layout: of engine=fsdp, whose ranks split weights, gradients and optimizer state.
         zero: whether DeepSpeed splits them, by its stage.
-        tensor: ranks that share layers by width, among `parts`.
-        stages: of a pipeline, among `parts`.
     """
-    if parts > 1:
-        whole = f"what no plan splits by width, {tensor} times that; " * (tensor > 1)
-        weights = sizes.weights // parts
-        state = sizes.gradients // parts + sizes.optimizer // parts
-        return [
-            (
-                "sent in a step",
-                "a stage's "
-                * (stages > 1)
-                + "weights gathered twice and gradients summed in parts, up to"
-                f" {human(3 * sizes.weights // stages)} a rank"
-                + f"; {human(3 * sizes.weights // tensor // stages)} of layers split by width, and their"
-                " activations" * (tensor > 1),
-            ),
-            (
-                "memory of a rank",
-                (
-                    f"{human(weights + state)}: a part in {parts} of weights"
-                    f" {human(sizes.weights)}, gradients {human(sizes.gradients)}, optimizer"
-                    f" {human(sizes.optimizer)}; {whole}gathered blocks and activations not counted"
-                    " (memory_gb=N counts them)"
-                ),
-            ),
-        ]
+    if layout is not None and layout.ranks > layout.replicas:
+        return _split_rows(sizes, layout)
     if world_size > 1:
-        ring = 2 * (world_size - 1) / world_size * sizes.payload  # Patarasuk & Yuan 2009
+        ring = ring_bytes(sizes.payload, world_size)
         most = f" at most ({sizes.sparse} of them send only the used rows)" if sizes.sparse else ""
         sums = (
             f"{sizes.tensors} gradients, {human(sizes.payload)}{most}; a ring sends {human(ring)}"
@@ -260,78 +273,52 @@ def size_rows(
         if world_size > 1
         else [("summed in a step", "nothing: one rank")]
     )
-    total = sizes.weights + sizes.gradients + sizes.optimizer
-    shown = (
-        f"weights {human(sizes.weights)}, gradients {human(sizes.gradients)}, optimizer"
-        f" {human(sizes.optimizer)}"
-    )
+    total = sizes.weights + sizes.gradients + sizes.optimizer + sizes.averages + sizes.held
+    held = f", held for communication {human(sizes.held)}" * bool(sizes.held)
+    shown = _parts_of_memory(sizes) + held
     split = ", before DeepSpeed splits them by its stage" * zero
     return [*rows, ("memory of a rank", f"{human(total)}: {shown}{split}; activations not counted")]
 
 
-def checkpoint_rows(run: Run, callbacks: Sequence[Callback], sizes: Sizes) -> Rows:
-    """Return when checkpoints are written, their size, and how many are retained."""
-    rows: Rows = []
-    total = run.total_steps
-    epochs = run.options.limits.max_epochs
-    for keeper in (c for c in callbacks if isinstance(c, ModelCheckpoint)):
-        when = []
-        if keeper.every_n_epochs:
-            count = "" if epochs is None else f" ({epochs // keeper.every_n_epochs} in all)"
-            when.append(f"each {_th(keeper.every_n_epochs)}epoch{count}")
-        if keeper.every_n_train_steps:
-            count = "" if total is None else f" ({total // keeper.every_n_train_steps} in all)"
-            when.append(f"each {keeper.every_n_train_steps} steps{count}")
-        adapters = run.task._layers_of is not None  # they alone are saved
-        weights = _bytes([*run.task.state_dict().values()]) if adapters else sizes.weights
-        size = weights + (0 if keeper.save_weights_only else sizes.optimizer)
-        retained = "all retained" if keeper.save_top_k == -1 else f"{keeper.save_top_k} retained"
-        by = f" by {keeper.monitor} ({keeper.mode})" if keeper.monitor else ""
-        rows.append(
-            (
-                "checkpoints",
-                f"{', '.join([*when, 'at the end'])}: {human(size)} each, {retained}{by}",
-            )
-        )
-    return rows or [("checkpoints", "none")]
+def _parts_of_memory(sizes: Sizes) -> str:
+    averages = f", average of weights {human(sizes.averages)}" * bool(sizes.averages)
+    return (
+        f"weights {human(sizes.weights)}, gradients {human(sizes.gradients)}, optimizer"
+        f" {human(sizes.optimizer)}{averages}"
+    )
 
 
-def copy_rows(callbacks: Sequence[Callback], sizes: Sizes, engine: str, parts: int) -> Rows:
-    """Return what copies in other hosts' memory cost (callbacks.elastic.copies).
-
-    Args:
-        engine: its name.
-        parts: ranks that split weights and optimizer state.
-    """
-    elastic = next((c for c in callbacks if isinstance(c, Elastic) and c.copies), None)
-    if elastic is None:
-        return []
-    if engine != "fsdp":
-        return [("copies", f"refused: each rank of engine={engine} holds all state")]
-    every, copies = elastic.commit_every_n_steps, elastic.copies
-    part = (sizes.weights + sizes.optimizer) // parts
-    sent = part * copies
-    held = part * (1 + copies)
+def _split_rows(sizes: Sizes, layout: Layout) -> Rows:
+    """Return the rows of ranks that split weights, gradients and optimizer state."""
+    parts, tensor, stages = layout.ranks // layout.replicas, layout.tensor, layout.pipeline
+    weights = sizes.weights - sizes.buffers
+    gathered = int(weights * sizes.gathered) // stages
+    sent = split_bytes(gathered, sizes.gradients // stages, layout.gathers, layout.parts)
+    times = _TIMES.get(layout.gathers, f"{layout.gathers} times")
+    of_stage = "a stage's " * (stages > 1)
+    of_widths = f"; {human(sent // tensor)} of layers split by width, and their activations"
+    split = weights + sizes.gradients + sizes.optimizer + sizes.averages
+    whole = f"what no plan splits by width, {tensor} times that; " * (tensor > 1)
+    buffers = f"buffers {human(sizes.buffers)} and " * bool(sizes.buffers)
     return [
         (
-            "copies",
-            (
-                f"each {plural(every, 'step')} {human(sent)} of a rank to"
-                f" {'another host' if copies == 1 else f'{copies} other hosts'},"
-                f" {human(sent // every)} a step on average"
-            ),
+            "sent in a step",
+            f"{of_stage}weights gathered {times} and gradients summed in parts, up to"
+            f" {human(sent)} a rank{of_widths * (tensor > 1)}",
         ),
         (
-            "memory of a host",
+            "memory of a rank",
             (
-                f"{human(part + held)} for each of its ranks: {human(part)} to copy from, and"
-                f" {human(held)} held; {human(part + 2 * held)} while a copy is under way"
+                f"{human(split // parts + sizes.buffers)}: {buffers}a part in {parts} of"
+                f" {_parts_of_memory(sizes)}; {whole}gathered blocks and activations not counted"
+                " (memory_gb=N counts them)"
             ),
         ),
     ]
 
 
-def _bytes(tensors: Sequence[Tensor]) -> int:
+def bytes_of(tensors: Sequence[Tensor]) -> int:
+    """Return the bytes of tensors; one that is there twice counts once."""
     return sum({id(t): t.numel() * t.element_size() for t in tensors}.values())
 
 
@@ -343,5 +330,11 @@ def _summed_as(parameter: Tensor, engine: str) -> int:
     return 4 if widened else parameter.element_size()
 
 
-def _th(count: int) -> str:
-    return "" if count == 1 else f"{count}th "
+def nth(count: int) -> str:
+    """Return "2nd ", and "" for 1: each epoch, each 2nd epoch."""
+    if count == 1:
+        return ""
+    ending = (
+        "th" if count % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(count % 10, "th")
+    )
+    return f"{count}{ending} "

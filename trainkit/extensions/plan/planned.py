@@ -12,6 +12,7 @@ from typing import Any
 
 from trainkit.api.callback import Callback
 from trainkit.api.dispatch import Hooks
+from trainkit.api.options import NumericOptions
 from trainkit.engine.ranks import check_ranks
 from trainkit.extensions.fsdp.layouts import check_groups, refuse_schedule
 from trainkit.extensions.pipeline.schedule import StageSchedule, schedule_of
@@ -55,6 +56,14 @@ def schedule_in(engine: Mapping[str, Any]) -> StageSchedule:
     return schedule_of(name, ranks, chunks)
 
 
+def _on_any_machine(numerics: NumericOptions) -> NumericOptions:
+    """Return the same without what asks for the GPU of the ranks; weights, optimizers and batches
+    are equal.
+    """
+    precision = "bf16-mixed" if numerics.precision == "fp8-mixed" else numerics.precision
+    return dataclasses.replace(numerics, precision=precision, assert_no_sync=False)
+
+
 @contextlib.contextmanager
 def planned(subject: Subject, run_dir: str) -> Iterator[Planned]:
     """Build rank 0's run on the CPU, in this process alone.
@@ -87,7 +96,9 @@ def planned(subject: Subject, run_dir: str) -> Iterator[Planned]:
         pipeline_size=stages,
         context_size=context,
     )
-    options = dataclasses.replace(options, engine=engine)
+    options = dataclasses.replace(
+        options, engine=engine, numerics=_on_any_machine(options.numerics)
+    )
     silent = [callback for callback in callbacks if not isinstance(callback, Logger)]
     with Stage("fit", asked.task, asked.data, silent, options) as stage:
         run = build_run(stage, StartFrom())

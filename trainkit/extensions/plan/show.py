@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -27,9 +29,12 @@ from trainkit.extensions.plan.layouts import (
     MeasuredRun,
     rank_bytes,
 )
-from trainkit.extensions.plan.planned import groups_of, planned, schedule_in
+from trainkit.extensions.plan.planned import Planned, groups_of, planned, schedule_in
+from trainkit.extensions.plan.saved import checkpoint_rows, copy_rows
+from trainkit.extensions.plan.starting import TypedFit
 from trainkit.extensions.plan.traffic import traffic_rows
 from trainkit.extensions.script.subject import Subject
+from trainkit.launch.environment import read_launcher
 from trainkit.run.run import Run
 from trainkit.run.step_settings import sample_of
 
@@ -86,7 +91,7 @@ def make_plan(
         cores: of a host.
         memory_gb: of a GPU: which engine fits in it is planned too.
     """
-    with planned(subject, run_dir) as planned_run:
+    with _compiling_nothing(subject), planned(subject, run_dir) as planned_run:
         run = planned_run.run
         callbacks = planned_run.callbacks
         engine = run.engine
@@ -95,44 +100,46 @@ def make_plan(
         title = f"plan of {subject.of} at {_ranks(engine)}"
         sections = {
             "batch": (title, plan.batch_rows(run)),
-            "step": ("a step, in order, with owners", plan.step_rows(run, planned_run.hooks)),
+            "step": ("a step, in order, with owners", _step_rows(planned_run, subject)),
             "rate": ("learning rate", rates.rate_rows(run)),
         }
         # first: measuring the rest spoils the weights
         tensor_plan = subject.engine.get("tensor_plan")
-        replicas, tensor, stages, context = groups_of(subject.engine)
-        schedule = schedule_in(subject.engine)
-        groups = {"tensor": tensor, "pipeline": schedule.stages, "context": context}
+        layout = _layout_of(run, subject.engine)
+        stages = schedule_in(subject.engine).stages
+        groups = {"tensor": layout.tensor, "pipeline": stages, "context": layout.context}
         measuring = None if memory_gb is None else measure_layouts(run, tensor_plan, groups)
-        sizes = plan.measure(run, subject.engine.get("compression") or "none")
+        sizes = plan.measure(run, subject.engine)
         measured = None if measuring is None else measuring.measured()
         if stages > 1:
             samples = measuring.samples if measuring is not None else run.batch_plan.batch_size or 1
             rows = _stage_rows(run, subject, measured, samples)
-            sections["stages"] = (f"the layers of {schedule.stages} stages", rows)
-        parts = ranks // replicas if engine.name == "fsdp" else 1
+            sections["stages"] = (f"the layers of {stages} stages", rows)
+        splits = engine.name == "fsdp"
+        parts = ranks // layout.replicas if splits else 1
         sections["size"] = (
             "traffic, memory, disk",
             [
                 *plan.size_rows(
                     sizes,
                     ranks,
-                    parts,
+                    layout if splits else None,
                     engine.name == "deepspeed",
-                    tensor,
-                    stages,
                 ),
-                *_token_rows(context),
+                *_token_rows(layout.context),
                 *traffic_rows(run, sizes.payload),
-                *plan.checkpoint_rows(run, callbacks, sizes),
-                *plan.copy_rows(callbacks, sizes, engine.name, parts),
+                *checkpoint_rows(run, callbacks, sizes),
+                *copy_rows(callbacks, sizes, engine.name, parts),
             ],
         )
         fits = tried = None
         if memory_gb is not None and measured is not None and measuring is not None:
             of_run = _fits_of(run, measured, measuring.left_out, sizes)
             tried = of_run.all(room_of(memory_gb))
-            rows, fits = fit_rows(tried, of_run.left_out, memory_gb, subject.typed)
+            typed = TypedFit(
+                subject.typed, subject.engine_name, subject.engine, read_launcher().name
+            )
+            rows, fits = fit_rows(tried, _left_out(of_run, subject.engine), memory_gb, typed)
             sections["engines"] = (f"which engine, in {memory_gb:g} GB", rows)
     layouts = [own.facts(room_of(memory_gb or 0)) for own in tried or ()]
     return Plan(
@@ -147,6 +154,13 @@ def make_plan(
     )
 
 
+def _compiling_nothing(subject: Subject) -> contextlib.AbstractContextManager[Any]:
+    """Return a context in which the modules of trainer.compile run as they are."""
+    if not subject.requested.options.numerics.compile:
+        return contextlib.nullcontext()
+    return torch.compiler.set_stance("force_eager")
+
+
 def _stage_rows(
     run: Run,
     subject: Subject,
@@ -154,30 +168,56 @@ def _stage_rows(
     samples: int,
 ) -> list[tuple[str, str]]:
     """Return rows on the stages of a pipeline, with the bytes of each if a step was measured."""
-    replicas, tensor, stages, _ = groups_of(subject.engine)
     schedule = schedule_in(subject.engine)
-    count = run.batch_plan.accumulate
+    layout = _layout_of(run, subject.engine)
     work = None
     needs = [0][:0]
     sample = sample_of(run)
     if sample is not None and not hasattr(run.task, "pipeline_stages"):
         work, _ = try_to_count(run.task, sample, run.engine.device)
-    if measured is not None and schedule.stages in measured.stages:
-        recomputes = bool(run.options.numerics.activation_checkpointing)
-        layout = Layout(
-            run.engine.ranks.world_size,
-            "fsdp",
-            replicas=replicas,
-            tensor=tensor,
-            pipeline=stages,
-            schedule=schedule.name,
-            chunks=schedule.chunks,
-            recomputes=recomputes,
-            accumulate=count,
-        )
-        if layout.kind in measured.recordings:
-            needs = [own.step for own in rank_bytes(measured, layout)]
-    return stage_rows(run.task, schedule, count, tensor, work, samples, needs)
+    known = measured is not None and schedule.stages in measured.stages
+    if measured is not None and known and layout.kind in measured.recordings:
+        needs = [own.step for own in rank_bytes(measured, layout)]
+    return stage_rows(run.task, schedule, layout.accumulate, layout.tensor, work, samples, needs)
+
+
+def _layout_of(run: Run, engine: Mapping[str, Any]) -> Layout:
+    """Return the layout that a run itself has.
+
+    Args:
+        engine: options of its engine.
+    """
+    replicas, tensor, stages, context = groups_of(engine)
+    schedule = schedule_in(engine)
+    return Layout(
+        run.engine.ranks.world_size,
+        "fsdp",
+        gathers_once=engine.get("reshard_after_forward") is False,
+        replicas=replicas,
+        tensor=tensor,
+        pipeline=stages,
+        context=context,
+        schedule=schedule.name,
+        chunks=schedule.chunks,
+        recomputes=bool(run.options.numerics.activation_checkpointing),
+        accumulate=run.batch_plan.accumulate,
+    )
+
+
+def _left_out(fits: Fits, engine: Mapping[str, Any]) -> dict[str, str]:
+    """Return what the rows leave out, with reasons."""
+    if engine.get("param_dtype") is None:
+        return fits.left_out
+    reason = (
+        "activations and gathered weights are counted in the weights' own dtype; with"
+        f" {engine['param_dtype']} a rank needs less"
+    )
+    return fits.left_out | {"engine.param_dtype": reason}
+
+
+def _step_rows(planned_run: Planned, subject: Subject) -> Sequence[tuple[str, str]]:
+    asked = subject.requested.options.numerics.precision
+    return plan.step_rows(planned_run.run, planned_run.hooks, asked)
 
 
 def _fits_of(

@@ -11,6 +11,36 @@ from trainkit.run.run import Run
 _WIDE = 4  # bytes of a number of a factor, or of a change of weights, at least
 
 
+def ring_bytes(size: int, ranks: int) -> int:
+    """Return the bytes that each rank sends for a sum over ranks by a ring: Patarasuk & Yuan 2009."""
+    return 2 * size * (ranks - 1) // ranks
+
+
+def split_bytes(weights: int, gradients: int, gathers: int, parts: int) -> int:
+    """Return the bytes that each rank sends in a step if ranks split weights, by rings.
+
+    Args:
+        weights, gradients: bytes of what is gathered, and of what is summed in parts.
+        gathers: of a step.
+        parts: ranks that split them.
+    """
+    return (gathers * weights + gradients) * (parts - 1) // parts
+
+
+def held_bytes(run: Run) -> int:
+    """Return the bytes that a rank holds beside its weights for approximate communication."""
+    kind = run.options.communication
+    if run.engine.ranks.world_size == 1:
+        return 0
+    trained = [p for p in run.task.parameters() if p.requires_grad]
+    wide = sum(p.numel() * max(_WIDE, p.element_size()) for p in trained)
+    if isinstance(kind, PowerSGD):
+        return wide  # what factors left out
+    if isinstance(kind, Alone):
+        return wide * (1 + bool(kind.outer_momentum))  # shared weights
+    return 0
+
+
 def traffic_rows(run: Run, payload: int) -> list[tuple[str, str]]:
     """Return a row for the run's own communication, or for each kind at its defaults if that is
     exact.
