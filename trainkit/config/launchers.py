@@ -66,15 +66,15 @@ def check_launcher(config: Mapping[str, Any], command: str) -> None:
         return
     name, launcher = read_launcher().name, launcher_of(config)
     own = launcher.name
-    if name != "none":
-        raise ConfigError(
-            f"launcher is {own}, and this process was started by {name}: two launchers. Start it"
-            f" without {name}, or without launcher={own}."
-        )
     if command != "fit":
         raise ConfigError(
             f"launcher is {own}, which is for fit; {command} runs in this process. Leave it out:"
             " launcher=none."
+        )
+    if name != "none":
+        raise ConfigError(
+            f"launcher is {own}, and this process was started by {name}: two launchers. Start it"
+            f" without {name}, or without launcher={own}."
         )
     if (why := launcher.refuses(_fit(config))) is not None:
         raise ConfigError(why)
