@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from trainkit.errors import ConfigError
+from trainkit.extensions.experiment import sides
 from trainkit.extensions.experiment.command import read_request, seconds
 from trainkit.extensions.experiment.report import ComparedConfigs, pairing, show, verdict_line
 from trainkit.extensions.experiment.seeds import SeedPair, Seeds
 from trainkit.extensions.experiment.sides import Side, check_contract, look_at_side, metric_of
+from trainkit.extensions.script.changes import Changes
 
 
 def record(value: float, order: str = "o", weight: str = "w") -> dict[str, Any]:
@@ -148,6 +152,41 @@ def test_a_folder_of_another_experiment_is_refused(tmp_path: Path) -> None:
     seeds(tmp_path).claim()
     with pytest.raises(ConfigError, match="b was 'x=b' and is 'x=c'"):
         seeds(tmp_path, other="c").claim()
+
+
+def test_seeds_of_older_code_are_not_mixed_with_new_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The user's modules that a side imports are compared, too; others of Python are not."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    task = tmp_path / "own_task_of_a_side.py"
+    task.write_text("from tests.helpers.toy import Line as Mine\n")
+    importlib.import_module(task.stem)
+    files = sides._own_files()
+    assert list(files) == [task.name]
+    now = replace(side("a"), files=files)
+    Seeds(now, side("b"), tmp_path / "runs", 1, 0.0).claim()
+    Seeds(now, side("b"), tmp_path / "runs", 1, 0.0).claim()
+    task.write_text("from tests.helpers.toy import Net as Mine\n")
+    changed = replace(side("a"), files=sides._own_files())
+    with pytest.raises(ConfigError, match=f"seeds that ran before {task.name} was changed"):
+        Seeds(changed, side("b"), tmp_path / "runs", 1, 0.0).claim()
+
+
+def test_the_launcher_of_a_config_is_not_an_experiments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its runs start here: that of a file is left out of them, and one that is typed is refused."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "mine.yaml").write_text(
+        "defaults: [mlp, override /launcher: slurm, _self_]\n"
+    )
+    looked = look_at_side("a", "optimizer=adamw", ["conf=mine"])
+    assert "launcher=none" in looked.subject.line(Changes("runs/x"), tmp_path, "a")
+    with pytest.raises(ConfigError, match="'launcher=slurm' is for fit"):
+        look_at_side("a", "optimizer=adamw", ["conf=mlp", "launcher=slurm"])
 
 
 def test_the_result_is_a_table_a_page_and_json(

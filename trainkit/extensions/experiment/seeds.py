@@ -105,9 +105,17 @@ class Seeds:
             "b": [self.b.typed, self.b.digest],
             "ranks": self.ranks,
         }
+        files = {**self.a.files, **self.b.files}
         path = self.folder / _ABOUT
         if path.is_file():
             earlier = json.loads(path.read_text())
+            before = earlier.get("files", {})
+            for name in sorted(before.keys() & files.keys()):
+                if before[name] != files[name]:
+                    raise ConfigError(
+                        f"{short(self.folder)} holds seeds that ran before {name} was changed. Remove"
+                        " the folder, or give another: run_dir=..."
+                    )
             for key, value in about.items():
                 if earlier.get(key) != value:
                     raise ConfigError(
@@ -119,7 +127,7 @@ class Seeds:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         with replacing(path) as draft:
-            draft.write_text(json.dumps(about, indent=1))
+            draft.write_text(json.dumps({**about, "files": files}, indent=1))
 
     def run(self, count: int) -> Iterator[SeedPair]:
         """Yield the pair of each seed from 0 on, that were run before or are run now."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
+import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import trainkit
 from trainkit.callbacks import ModelCheckpoint
 from trainkit.callbacks.early_stopping import EarlyStopping
 from trainkit.config import compose
@@ -22,6 +24,8 @@ from trainkit.extensions.script.command_line import Script, check_script, split_
 from trainkit.extensions.script.running import FirstFit, run_script
 from trainkit.extensions.script.subject import ConfigSubject, ScriptSubject, Subject
 
+_NO_LAUNCHER = "launcher=none"
+_TRAINKIT = Path(trainkit.__file__).parent
 _YAML = (".yaml", ".yml")
 
 
@@ -36,6 +40,7 @@ class Side:
         contract: what must be equal on both sides, by name.
         monitored: what its callbacks monitor: (value, mode), or None.
         digest: of its config, or of its script's text: seeds that ran before are of the same one.
+        files: digests of the user's own modules that the fit has imported, by their paths.
     """
 
     name: str
@@ -44,6 +49,7 @@ class Side:
     contract: dict[str, Any]
     monitored: tuple[str, str] | None
     digest: str
+    files: Mapping[str, str] = field(default_factory=dict)
 
 
 def look_at_side(name: str, typed: str, shared: Sequence[str]) -> Side:
@@ -86,6 +92,14 @@ def _overrides(parts: Sequence[str], typed: str) -> list[str]:
 
 
 def _of_config(name: str, typed: str, overrides: list[str]) -> Side:
+    typed_launcher = [word for word in overrides if word.lstrip("+~").startswith("launcher")]
+    if typed_launcher and typed_launcher != [_NO_LAUNCHER]:
+        raise ConfigError(
+            f"'{typed_launcher[0]}' is for fit; experiment starts its runs on this machine. Leave it"
+            " out."
+        )
+    if not typed_launcher:  # the launcher of a config's file is one for fit, too
+        overrides = [*overrides, _NO_LAUNCHER]
     jobs: list[ComposedJob] = []
     compose.run("fit", overrides, True, jobs.append)
     (job,) = jobs
@@ -127,8 +141,27 @@ def _side(name: str, typed: str, subject: Subject, text: str) -> Side:
             ),
             None,
         )
-    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    return Side(name, typed, subject, contract, monitored, digest)
+    return Side(name, typed, subject, contract, monitored, _digest(text), _own_files())
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _own_files() -> dict[str, str]:
+    """Return digests of the modules below the current folder, by their paths in it; without those
+    of an environment that is there, and of trainkit.
+    """
+    here = Path.cwd()
+    others = [Path(folder) for folder in (sys.prefix, _TRAINKIT)]
+    files: dict[str, str] = {}
+    for module in list(sys.modules.values()):
+        path = Path(getattr(module, "__file__", None) or "")
+        if path.suffix != ".py" or not path.is_relative_to(here) or not path.is_file():
+            continue
+        if not any(path.is_relative_to(folder) for folder in others):
+            files[str(path.relative_to(here))] = _digest(path.read_text(errors="replace"))
+    return files
 
 
 def check_contract(a: Side, b: Side) -> None:
