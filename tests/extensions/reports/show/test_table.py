@@ -12,8 +12,9 @@ import pytest
 from rich.console import Console
 
 from trainkit.config.of_run import joined
+from trainkit.console import console_of
 from trainkit.extensions.reports.show import runs_command as runs
-from trainkit.extensions.reports.show.best import best_of, command_of, goal_of
+from trainkit.extensions.reports.show.best import best_of, command_of, goal_of, print_best
 from trainkit.extensions.reports.show.files import find_runs, read_any, read_runs
 from trainkit.extensions.reports.show.page import groups, runs_grid
 from trainkit.extensions.reports.show.table import print_table, sort_runs, table_of
@@ -147,6 +148,7 @@ def test_the_table_of_a_search_has_what_was_searched(tmp_path: Path) -> None:
         ("none", "python", ""),
         ("horovodrun", "horovodrun -np 2 python", ""),
         ("torchrun", "torchrun --nproc-per-node 2", ""),
+        ("srun", "srun --ntasks 2 python", ""),
         ("ray", "python", " launcher=ray launcher.num_workers=2"),
     ],
 )
@@ -159,6 +161,36 @@ def test_a_run_is_repeated_on_its_ranks(
     write_progress(tmp_path / "a", progress)
     (run,) = find_runs(tmp_path)
     assert command_of(run) == f"{start} -m trainkit fit conf=mlp optimizer.lr=0.1 seed=3{end}"
+
+
+@pytest.mark.parametrize(
+    ("launcher", "start", "note"),
+    [
+        ("horovodrun", "horovodrun -np 4 -H a:2,b:2 python", ""),
+        ("launch", "python -m trainkit launch -np 4 -H a:2,b:2 -- python", ""),
+        (
+            "torchrun",
+            "torchrun --nnodes 2 --nproc-per-node 2",
+            "4 ranks on 2 hosts: start it on each, with --rdzv-backend c10d --rdzv-endpoint a:29500",
+        ),
+        ("srun", "srun --nodes 2 --ntasks 4 python", ""),
+        ("env", "python", "4 ranks on 2 hosts, started by MASTER_ADDR, RANK and WORLD_SIZE"),
+    ],
+)
+def test_a_run_is_repeated_on_its_hosts(
+    launcher: str, start: str, note: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As many ranks on each; what a command cannot start alone has a note."""
+    add_run(tmp_path / "a", "0.1", [0.5])
+    hosts = {"a": [0, 1], "b": [2, 3]}
+    write_progress(
+        tmp_path / "a", Progress(Moment.now(), "a", 1, None, launcher=launcher, hosts=hosts)
+    )
+    (run,) = find_runs(tmp_path)
+    assert command_of(run) == f"{start} -m trainkit fit conf=mlp optimizer.lr=0.1 seed=3"
+    print_best([run], goal_of([run]), console_of(), ["show"])
+    text = capsys.readouterr().out
+    assert note in text and ("note" in text) == bool(note)
 
 
 def test_runs_of_two_tasks_have_no_best_one(top: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,14 +18,16 @@ from trainkit.console import plural
 from trainkit.errors import ConfigError, did_you_mean
 from trainkit.extensions.reports.show.files import FinishedRun, main_values, natural
 from trainkit.run.goal import Goal, monitored
+from trainkit.run.progress_file import Progress
 
 _TRIAL = "callbacks.tune"
 _OF_A_TRIAL = (_TRIAL, "callbacks.elastic._target_", "ckpt_path")  # a search's own, under Ray
 _STARTS = {
-    "horovodrun": "horovodrun -np {} python",
-    "launch": "python -m trainkit launch -np {} -- python",
-    "mpirun": "mpirun -np {} python",
-    "torchrun": "torchrun --nproc-per-node {}",
+    "horovodrun": "horovodrun -np {ranks}{hosts} python",
+    "launch": "python -m trainkit launch -np {ranks}{hosts} -- python",
+    "mpirun": "mpirun -np {ranks}{hosts} python",
+    "torchrun": "torchrun{nnodes} --nproc-per-node {local}",
+    "srun": "srun{nodes} --ntasks {ranks} python",
 }
 _MODES = {"min": "lowest", "max": "highest"}
 # Parts of names of metrics of which the largest is best, for the example of a command.
@@ -113,7 +115,7 @@ def command_of(run: FinishedRun) -> str | None:
         for key, value in run.overrides.items()
         if key not in left_out
     ]
-    start = _STARTS.get(launcher, "python").format(ranks)
+    start = _start_of(run.progress) if run.progress else "python"
     if "launcher" in run.overrides:
         start = "python"
     elif _TRIAL in run.overrides and run.goal.start:
@@ -122,6 +124,19 @@ def command_of(run: FinishedRun) -> str | None:
     elif launcher == "ray":
         typed += ["launcher=ray", f"launcher.num_workers={ranks}"]
     return f"{start} -m trainkit fit {shlex.join([f'conf={conf}', *typed])}"
+
+
+def _start_of(progress: Progress) -> str:
+    """Return what starts as many ranks on as many hosts."""
+    places = [f"{host}:{len(own)}" for host, own in progress.hosts.items()]
+    several = len(places) > 1
+    return _STARTS.get(progress.launcher, "python").format(
+        ranks=progress.ranks,
+        local=max((len(own) for own in progress.hosts.values()), default=1),
+        hosts=f" -H {','.join(places)}" * several,
+        nodes=f" --nodes {len(places)}" * several,
+        nnodes=f" --nnodes {len(places)}" * several,
+    )
 
 
 def of_a_search(run: FinishedRun) -> tuple[str, ...]:
@@ -161,7 +176,7 @@ def print_best(
     again = best or (runs[0] if len(runs) == 1 else None)
     if again is not None and (command_again := command_of(again)) is not None:
         line("repeat", command_again)
-        if why := _why_different(again):
+        for why in filter(None, (_why_different(again), _how_started(again))):
             line("note", why)
 
 
@@ -199,6 +214,22 @@ def _why_different(run: FinishedRun) -> str:
     planned = run.settings.get("trainer.max_epochs")
     if isinstance(planned, int) and run.epochs < planned:
         return f"the search ended it after epoch {run.epochs}; the command trains all {planned}"
+    return ""
+
+
+def _how_started(run: FinishedRun) -> str:
+    """Return what the command leaves to the user of how the ranks are started; "" if nothing."""
+    progress = run.progress
+    if progress is None or progress.ranks == 1 or "launcher" in run.overrides:
+        return ""
+    where = f"{plural(progress.ranks, 'rank')} on {plural(len(progress.hosts), 'host')}"
+    if progress.launcher == "env":
+        return f"it ran as {where}, started by MASTER_ADDR, RANK and WORLD_SIZE: start as many"
+    if progress.launcher == "torchrun" and len(progress.hosts) > 1:
+        return (
+            f"it ran as {where}: start it on each, with --rdzv-backend c10d --rdzv-endpoint"
+            f" {next(iter(progress.hosts))}:29500"
+        )
     return ""
 
 
