@@ -83,14 +83,17 @@ def _show(folder: Path) -> dict[str, Any]:
     for grid in grids(analysis, advice):
         console.print()
         console.print(grid.rich())
-    page = run_dir / "reports" / "timeline.html"
-    write_timeline_page(page, short(recording), ranks, analysis, advice)
     console.print()
-    console.print(f"page   {short(page)}", soft_wrap=True)
-    trace = write_whole(recording)
-    console.print(
-        f"trace  {short(trace)}  (open it in ui.perfetto.dev or chrome://tracing)", soft_wrap=True
-    )
+    page = run_dir / "reports" / "timeline.html"
+    trace = None
+    try:
+        write_timeline_page(page, short(recording), ranks, analysis, advice)
+        console.print(f"page   {short(page)}", soft_wrap=True)
+        trace = write_whole(recording)
+        where = f"{short(trace)}  (open it in ui.perfetto.dev or chrome://tracing)"
+    except OSError as error:  # another user's run, a disk that is full
+        where = f"not written into {short(run_dir)}: {error.strerror}. Copy the folder, and give the copy"
+    console.print(f"trace  {where}", soft_wrap=True)
     return {
         "recording": str(recording),
         "ranks": len(ranks),
@@ -99,8 +102,8 @@ def _show(folder: Path) -> dict[str, Any]:
         "samples_per_s": analysis.samples_per_s,
         "findings": in_words(analysis),
         "advice": [dataclasses.asdict(each) for each in advice],
-        "page": str(page),
-        "trace": str(trace),
+        "page": str(page) if page.is_file() else None,
+        "trace": None if trace is None else str(trace),
     }
 
 

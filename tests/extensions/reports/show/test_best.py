@@ -174,6 +174,28 @@ def test_what_a_command_cannot_repeat_is_noted(
     assert [line.startswith(f"note    {note}") for line in lines[2:]] == [True] * (note is not None)
 
 
+@pytest.mark.parametrize("given", [[], ["output=there/page.html"]])
+def test_a_folder_that_may_only_be_read_is_shown(
+    given: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A colleague's run: the page is left out, with what to give; one that was asked for is an
+    error.
+    """
+
+    def refuse(*given: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    folder = add_run(tmp_path, "0", ["0.5"])
+    monkeypatch.setattr(show, "write_show_page", refuse)
+    assert show.main("show", [str(folder), "--json", *given]) == (2 if given else 0)
+    shown = capsys.readouterr()
+    assert "cannot be written: Permission denied. Give a" in " ".join(shown.err.split())
+    assert given or json.loads(shown.out)["page"] is None
+
+
 @pytest.mark.parametrize("width", [80, 120])
 def test_failed_runs_are_last_in_a_table_that_fits(width: int, tmp_path: Path) -> None:
     """Below long names and lists; a value that is not finite is shown, and the first line of an

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers.recordings import record
+from trainkit.extensions.timeline import command
 from trainkit.extensions.timeline.report.steps import analyse
 from trainkit.extensions.timeline.traces.merge import (
     TraceError,
@@ -44,6 +45,23 @@ def test_ranks_are_processes(tmp_path: Path) -> None:
         "GLOO_ALLREDUCE",
     }
     assert min(e["ts"] for e in events if "ts" in e) == 0.0
+
+
+def test_a_folder_that_may_only_be_read_has_its_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A colleague's: the page and the file of all ranks are left out, and a line says why."""
+
+    def refuse(*given: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    record(tmp_path / "timeline" / "step-0", ranks=2, steps=2)
+    monkeypatch.setattr(command, "write_timeline_page", refuse)
+    assert command.main("timeline", [str(tmp_path / "timeline" / "step-0"), "--json"]) == 0
+    shown = capsys.readouterr()
+    facts = json.loads(shown.out)
+    assert (facts["ranks"], facts["page"], facts["trace"]) == (2, None, None)
+    assert "Permission denied. Copy the folder" in " ".join(shown.err.split())
 
 
 def test_complete_events_nest(tmp_path: Path) -> None:

@@ -52,6 +52,14 @@ def _work(arguments: Sequence[str], facts: dict[str, Any]) -> None:
     print_best(runs, goal, console, ["show", *map(short, folders)])
     default = folders[0] / "reports" / ("show.html" if len(runs) == 1 else "runs.html")
     page = Path(given.get("output", default))
-    write_show_page(page, runs)
+    facts |= {**facts_of(runs, goal), "page": None}
+    try:
+        write_show_page(page, runs)
+    except OSError as error:  # another user's run, a disk that is full
+        why = f"{short(page)} cannot be written: {error.strerror}"
+        if "output" in given:
+            raise ConfigError(f"output: {why}. Give another file.") from error
+        console.print(f"page  {why}. Give a file of yours: output=FILE", soft_wrap=True)
+        return
     console.print(f"page  {short(page)}", soft_wrap=True)
-    facts |= {**facts_of(runs, goal), "page": str(page)}
+    facts["page"] = str(page)
