@@ -86,6 +86,15 @@ def test_a_rank_that_computes_longest_gets_fewer_samples(tmp_path: Path) -> None
     assert not any(advice.setting == "callbacks=balance" for advice in advise(loading))
 
 
+def test_an_update_that_takes_long_gets_no_setting_that_is_on_already(tmp_path: Path) -> None:
+    """Each fit has torch's fused update where the optimizer has one; others have no such argument."""
+    slow = PARTS | {"optimizer": 40.0}
+    about = replace(ABOUT, device="NVIDIA H100 80GB HBM3")
+    analysis = seen(tmp_path, parts_of=lambda rank, step: slow, about=about)
+    assert of(analysis, "fewer and larger parameters").is_bound
+    assert not any("fused" in advice.setting for advice in advise(analysis))
+
+
 def test_a_slow_rank_is_the_first_to_mend(tmp_path: Path) -> None:
     """The others' wait for it is the possible gain."""
     slow = PARTS | {"backward": 60.0}

@@ -187,7 +187,7 @@ def _rest(analysis: Analysis) -> Iterator[Advice]:
     if optimizer >= 0.1 * step and analysis.abouts[0].device != "cpu":
         why = f"the update takes {ms(optimizer)} ({share(optimizer, step)})"
         yield Advice(
-            "optimizer.fused=true, or fewer and larger parameters",
+            "fewer and larger parameters, or larger steps (trainer.accumulate_grad_batches)",
             why,
             _gain(step, optimizer),
             True,
