@@ -125,6 +125,12 @@ def _measure(
             f"ranks is {asked.ranks[-1]}, but engine=single has one rank. Use engine=horovod or"
             " engine=ddp."
         )
+    if asked.hosts and launcher == "torchrun":
+        raise ConfigError(
+            f"hosts is '{asked.hosts}', and torchrun starts these ranks, all on this host"
+            f" (engine={subject.engine_name}; auto takes Horovod if it is installed). Leave hosts"
+            " out, or use engine=horovod."
+        )
     folder = Path(subject.run_dir).absolute()
     notes, settings = _settings(subject, asked)
     console = console_of()
@@ -162,18 +168,30 @@ def _settings(subject: Subject, asked: ScalingRequest) -> tuple[list[str], dict[
             " ranks process more samples."
         )
     cores = len(os.sched_getaffinity(0))
-    most = asked.ranks[-1]
-    if not asked.hosts and "OMP_NUM_THREADS" not in os.environ:
+    most = _most_on_a_host(asked)
+    if "OMP_NUM_THREADS" not in os.environ:
         notes.append(
-            f"On the CPU a rank computes with {max(1, cores // most)} of {cores} cores, at all"
-            " numbers of ranks."
+            f"On the CPU a rank computes with {_threads(asked)} of {cores} cores, at all numbers of"
+            " ranks."
         )
-    if not asked.hosts and most > cores:
+    if most > cores:
         notes.append(
             f"This host has {cores} cores for {most} ranks: on the CPU they share cores, unlike on"
             " a cluster."
         )
     return notes, settings
+
+
+def _most_on_a_host(asked: ScalingRequest) -> int:
+    """Return the ranks of a host in the largest run."""
+    slots = [part.rpartition(":")[2] for part in asked.hosts.split(",")]
+    most = max((int(text) for text in slots if text.isdecimal()), default=asked.ranks[-1])
+    return min(most, asked.ranks[-1])
+
+
+def _threads(asked: ScalingRequest) -> int:
+    """Return the threads of a rank on the CPU, on hosts like this one."""
+    return max(1, len(os.sched_getaffinity(0)) // _most_on_a_host(asked))
 
 
 def _run(
@@ -198,7 +216,7 @@ def _run(
     if asked.hosts and ranks > 1:
         start[3:3] = ["-H", asked.hosts]
     env = without_launcher(os.environ)
-    env.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // asked.ranks[-1])))
+    env.setdefault("OMP_NUM_THREADS", str(_threads(asked)))
     code = run_job([*start, *subject.line(changes, folder, f"ranks-{ranks}")], log, env)
     if code != 0:
         lines = log.read_text(errors="replace").splitlines()
