@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -250,7 +251,7 @@ def test_percentiles_are_those_of_the_steps() -> None:
         ("NVIDIA B200", "bf16-mixed", False, 2250),
         ("NVIDIA A10", "bf16-mixed", False, 125),
         ("NVIDIA A10G", "bf16-mixed", False, None),
-        ("NVIDIA GB200", "bf16-mixed", False, 2250),
+        ("NVIDIA GB200", "bf16-mixed", False, 2500),
         ("NVIDIA L4", "bf16-mixed", False, 121),
         ("NVIDIA L40S", "bf16-mixed", False, 362),
         ("Tesla T4", "32-true", True, 8.1),
@@ -268,6 +269,18 @@ def test_the_table_knows_devices_by_name(
     assert peak_flops_of(name, precision, tf32) == (
         None if tera is None else pytest.approx(tera * 1e12)
     )
+
+
+def test_convolutions_are_measured_against_tf32() -> None:
+    """torch rounds theirs by default, where it leaves matrices as they are; a MFU above 1 is none."""
+    before = torch.backends.cudnn.conv.fp32_precision
+    peak = functools.partial(peak_flops_of, "NVIDIA A100-SXM4-80GB", "32-true")
+    assert (peak(), peak(convolves=True)) == (19.5e12, 156e12)
+    try:
+        torch.backends.cudnn.conv.fp32_precision = "ieee"
+        assert peak(convolves=True) == 19.5e12
+    finally:
+        torch.backends.cudnn.conv.fp32_precision = before
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -30,7 +31,8 @@ _AMPERE = "NVIDIA A100 Tensor Core GPU data sheet"
 _ADA = "NVIDIA Ada GPU architecture, appendix A"
 # A pattern in torch.cuda.get_device_name() -> its figures. The first that fits counts.
 _PEAKS = {
-    r"\bG?B200\b": Peak(2250, 1125, 75, 37, "NVIDIA HGX B200 data sheet, an eighth of it"),
+    r"\bGB200\b": Peak(2500, 1250, 80, 40, "NVIDIA GB200 NVL72 data sheet, a 72nd of it"),
+    r"\bB200\b": Peak(2250, 1125, 75, 37, "NVIDIA HGX B200 data sheet, an eighth of it"),
     r"\bH[12]00 NVL\b": Peak(835.5, 417.5, 60, 60, _HOPPER),
     r"\bH100 PCIe\b": Peak(756.5, 378, 51.2, 51.2, "NVIDIA H100 Tensor Core GPU data sheet, PCIe"),
     r"\bH[12]00\b|\bGH200\b": Peak(989.4, 494.7, 66.9, 66.9, _HOPPER),
@@ -52,7 +54,10 @@ _PEAKS = {
 
 
 def peak_flops_of(
-    device_name: str, precision: PrecisionName, tf32: bool | None = None
+    device_name: str,
+    precision: PrecisionName,
+    tf32: bool | None = None,
+    convolves: bool = False,
 ) -> float | None:
     """Return a GPU's peak FLOP/s for matrices of a precision, or None if unknown: another device,
     or a part of one (MIG).
@@ -62,6 +67,7 @@ def peak_flops_of(
         precision: trainer.precision. Of "fp8-mixed" it is bfloat16's peak, which part of its
             products have.
         tf32: whether float32 matrices may be rounded to TF32. Default: torch's setting.
+        convolves: whether the model has convolutions, which torch rounds to TF32 by default.
     """
     peak = next((peak for pattern, peak in _PEAKS.items() if re.search(pattern, device_name)), None)
     if peak is None or re.search(r"\bMIG\b", device_name):
@@ -71,6 +77,9 @@ def peak_flops_of(
     elif precision == "32-true":
         # allow_tf32 cannot be read if the user has set this one.
         rounded = torch.backends.cuda.matmul.fp32_precision == "tf32" if tf32 is None else tf32
+        if convolves and tf32 is None:
+            cudnn: Any = torch.backends.cudnn
+            rounded = rounded or cudnn.conv.fp32_precision == "tf32"
         tera = peak.tf32 if rounded and peak.tf32 is not None else peak.single
     else:
         tera = peak.half

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch.nn.modules.conv import _ConvNd
 
 from trainkit.api.callback import Callback
 from trainkit.api.view import RunView, step_clock_of
@@ -114,7 +115,8 @@ class ThroughputMonitor(Callback):
         if self._peak is None and device.type == "cuda":
             name = torch.cuda.get_device_name(device)
             precision = numerics.precision
-            self._peak = peak_flops_of(name, precision)
+            convolves = any(isinstance(module, _ConvNd) for module in task.modules())
+            self._peak = peak_flops_of(name, precision, convolves=convolves)
             if self._peak is None:
                 trainer.say(
                     f"No MFU: the peak of {name} at {precision} is unknown. Give"
