@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from trainkit.extensions.find import command as find
 from trainkit.extensions.script.subject import _rate_key
 
 
@@ -24,3 +25,9 @@ def test_a_suggested_rate_is_typed_by_the_configs_own_key(
 ) -> None:
     """The optimizer's, or the task's; None if only configure_optimizers knows it."""
     assert _rate_key(config) == key
+
+
+def test_an_early_stop_that_never_continues_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """By the name and the values that are typed."""
+    assert find.main("find", ["lr", "conf=mlp", "early_stop=0.5"]) == 2
+    assert "early_stop is '0.5'; it must be above 1" in capsys.readouterr().err

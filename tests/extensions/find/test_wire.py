@@ -12,6 +12,7 @@ import pytest
 from trainkit.config import compose
 from trainkit.errors import ConfigError
 from trainkit.extensions.find import wire
+from trainkit.extensions.find.command import _wire_row
 from trainkit.extensions.find.wire import Setting, WireSettings, find_settings
 from trainkit.extensions.script.subject import ConfigSubject
 
@@ -31,12 +32,21 @@ def test_the_fastest_is_suggested_if_it_gains() -> None:
     groups, rounded = {"num_groups": 4}, {"num_groups": 4, "compression": "fp16"}
     seen = found(({}, 1.0), (groups, 0.9), ({"num_groups": 1}, 1.2), (rounded, 0.5))
     best, other = seen.faster(exact=True), seen.faster(exact=False)
-    assert best is not None and best.override == "engine.num_groups=4"
-    assert other is not None and other.override == "engine.num_groups=4 engine.compression=fp16"
+    assert best is not None and best.options == groups
+    assert other is not None and other.options == rounded
     seen = found(({}, 1.0), (groups, 0.98), (rounded, 0.98))
     assert seen.faster(exact=True) is None and seen.faster(exact=False) is None
     seen = found(({}, 1.0), (groups, math.inf))
     assert seen.faster(exact=True) is None and seen.faster(exact=False) is None
+
+
+@pytest.mark.parametrize(("rounds", "shown"), [(False, "exact"), (True, "rounded")])
+def test_gradients_of_the_configs_own_compression_are_rounded(rounds: bool, shown: str) -> None:
+    """engine.compression=fp16 of the config is in each row; another setting leaves it as it is."""
+    seen = found(({}, 1.0), ({"num_groups": 4}, 0.9))
+    seen.rounds = rounds
+    assert [_wire_row(one, "", seen)[-1] for one in seen.tried] == [shown] * 2
+    assert seen.faster(exact=True) == seen.tried[1]
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,16 @@ def script_subject(data: Any = None, **settings: Any) -> ScriptSubject:
     return ScriptSubject(Script("mine.py", ("--x", "1")), fit, "runs/mine")
 
 
+def test_options_of_the_engine_are_written_where_the_fit_has_them() -> None:
+    """A script has no overrides."""
+    options = {"num_groups": 4, "cycle_time_ms": 1}
+    config = ConfigSubject(ComposedJob("fit", {"conf": "mine", "run_dir": "x"}, {}), ["conf=mine"])
+    assert config.engine_text(options) == "engine.num_groups=4 engine.cycle_time_ms=1"
+    script = script_subject()
+    assert script.engine_text(options) == "num_groups=4 cycle_time_ms=1 of the engine in mine.py"
+    assert config.engine_text({}) == script.engine_text({}) == ""
+
+
 def test_changes_of_a_config_are_overrides() -> None:
     """Settings, callbacks, loggers, folder and start, after the user's own."""
     config = {

@@ -87,11 +87,17 @@ def main(command: str, arguments: Sequence[str]) -> int:
 
 def _read_lr(own: dict[str, str]) -> dict[str, Any]:
     early = own.get("early_stop", "4")
+    threshold = None if early == "null" else _number("early_stop", early)
+    if threshold is not None and threshold <= 1:
+        raise ConfigError(
+            f"early_stop is '{early}'; it must be above 1, since it multiplies the lowest loss, or"
+            " null to sweep to the end."
+        )
     return {
         "min_lr": _number("min_lr", own.get("min_lr", "1e-8")),
         "max_lr": _number("max_lr", own.get("max_lr", "1")),
         "steps": count("steps", own.get("steps", "100"), 10),
-        "threshold": None if early == "null" else _number("early_stop", early),
+        "threshold": threshold,
     }
 
 
@@ -283,7 +289,10 @@ def _find_settings(subject: Subject, settings: dict[str, Any]) -> Found:
         return None
     console = console_of()
     own = sums.tried[0]
-    rows = [_wire_row(one, own) for one in sorted(sums.tried, key=lambda one: float(one.step_s))]
+    rows = [
+        _wire_row(one, subject.engine_text(one.options), sums)
+        for one in sorted(sums.tried, key=lambda one: float(one.step_s))
+    ]
     title = (
         f"Settings of engine={sums.engine}: {plural(sums.ranks, 'rank')},"
         f" {human(sums.gradient_bytes)} of gradients"
@@ -299,12 +308,12 @@ def _find_settings(subject: Subject, settings: dict[str, Any]) -> Found:
     rounded = sums.faster(exact=False)
     text = "the config's own: no other gains more than 3 %"
     if best:
-        text = f"{best.override}   {own.step_s / best.step_s:.2f} times as fast"
+        text = f"{subject.engine_text(best.options)}   {own.step_s / best.step_s:.2f} times as fast"
     console.print(f"fastest   {text}", soft_wrap=True, markup=False)
     if rounded:
         times = f"{own.step_s / rounded.step_s:.2f} times as fast"
         console.print(
-            f"rounded   {rounded.override}   {times}; gradients are rounded on the way",
+            f"rounded   {subject.engine_text(rounded.options)}   {times}; gradients are rounded on the way",
             soft_wrap=True,
             markup=False,
         )
@@ -320,11 +329,12 @@ def _find_settings(subject: Subject, settings: dict[str, Any]) -> Found:
     }
 
 
-def _wire_row(one: Any, own: Any) -> tuple[str, ...]:
-    name = one.override or "the config's own"
+def _wire_row(one: Any, text: str, sums: Any) -> tuple[str, ...]:
+    name = text or "the config's own"
+    own = sums.tried[0]
     if one.refused:
         return name, "", "", "", one.refused
-    exact = "exact" if one.is_exact else "rounded"
+    exact = "exact" if one.is_exact and not sums.rounds else "rounded"
     return (
         name,
         f"{one.step_s * 1e3:.2f} ms",

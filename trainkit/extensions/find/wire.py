@@ -65,13 +65,8 @@ class Setting:
 
     @property
     def is_exact(self) -> bool:
-        """Whether gradients travel unrounded."""
+        """Whether gradients travel as the config has them."""
         return "compression" not in self.options
-
-    @property
-    def override(self) -> str:
-        """What to type; empty for the config's own."""
-        return " ".join(f"engine.{option}={value}" for option, value in self.options.items())
 
 
 @dataclass
@@ -86,6 +81,7 @@ class WireSettings:
         on_gpu: whether ranks compute on GPUs.
         tried: in the order of trials; the config's own first.
         skipped: sentences: which settings were left out, and why.
+        rounds: whether the config itself rounds gradients (engine.compression).
     """
 
     engine: str
@@ -95,6 +91,7 @@ class WireSettings:
     on_gpu: bool
     tried: list[Setting] = field(default_factory=lambda: [Setting({})])
     skipped: list[str] = field(default_factory=list)
+    rounds: bool = False
 
     def faster(self, exact: bool) -> Setting | None:
         """Return the fastest setting, if it gains more than noise over the fastest exact one (over
@@ -179,6 +176,7 @@ def _look(subject: Subject) -> WireSettings:
             settings = WireSettings(
                 engine.name, engine.ranks.world_size, sum(sizes), len(sizes), on_gpu
             )
+            settings.rounds = subject.engine.get("compression") not in (None, "none")
     engine.comm.disconnect()
     return settings
 

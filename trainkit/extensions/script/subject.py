@@ -110,6 +110,10 @@ class Subject(ABC):
     def rate_text(self, rate: float) -> str:
         """Return what to type, or where to write, for a learning rate."""
 
+    @abstractmethod
+    def engine_text(self, options: Mapping[str, Any]) -> str:
+        """Return what to type, or where to write, for options of the engine; "" for none."""
+
     def key(self, name: str) -> str:
         """Return how the user writes a setting: `trainer.max_steps`, or `max_steps` of a script."""
         return name
@@ -190,6 +194,9 @@ class ConfigSubject(Subject):
     def rate_text(self, rate: float) -> str:
         key = _rate_key(self.config)
         return f"{key}={rate:.2g}" if key else "in configure_optimizers"
+
+    def engine_text(self, options: Mapping[str, Any]) -> str:
+        return " ".join(f"engine.{option}={value}" for option, value in options.items())
 
     def key(self, name: str) -> str:
         return f"trainer.{name}"
@@ -323,6 +330,10 @@ class ScriptSubject(Subject):
 
     def rate_text(self, rate: float) -> str:
         return f"lr={rate:.2g} of the optimizer in {self.of}"
+
+    def engine_text(self, options: Mapping[str, Any]) -> str:
+        given = " ".join(f"{option}={value}" for option, value in options.items())
+        return f"{given} of the engine in {self.of}" if given else ""
 
     def line(self, changes: Changes, folder: Path, name: str) -> list[str]:
         path = folder / f"{name}.json"
