@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
 import shutil
 from collections import namedtuple
@@ -61,11 +62,18 @@ def test_bad_torch_is_reported(torch: TorchSeen, name: str, says: str) -> None:
 
 @pytest.mark.parametrize(
     ("version", "status"),
-    [((3, 9), "wrong"), ((3, 10), "ok"), ((3, 13), "ok"), ((3, 14), "warning")],
+    [((3, 9), "wrong"), ((3, 10), "ok"), ((3, 14), "ok"), ((3, 15), "warning")],
 )
 def test_pythons_that_are_not_tested(version: tuple[int, int], status: str) -> None:
     """Too old is wrong, newer than tested is a warning."""
     assert software._python(version).status == status
+
+
+def test_tested_pythons_are_those_of_the_package() -> None:
+    """Its classifiers, from the first to the last."""
+    text = (Path(__file__).parents[3] / "pyproject.toml").read_text()
+    minors = [int(minor) for minor in re.findall(r"Python :: 3\.(\d+)", text)]
+    assert ((3, min(minors)), (3, max(minors))) == software.PYTHONS
 
 
 def test_a_torch_that_crashes_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from trainkit.extension import Finding
 from trainkit.version import __version__
 
 AREA = "software"
-PYTHONS = ((3, 10), (3, 13))
+PYTHONS = ((3, 10), (3, 14))
 LEAST_TORCH = (2, 11)
 _NEEDED = ("hydra-core", "omegaconf", "rich", "safetensors", "fsspec", "tensorboard", "plotly")
 _EXTRAS = {
