@@ -118,6 +118,13 @@ def test_every_edit_says_what_it_is_for() -> None:
         assert not re.search(r"[^\x00-\x7f]", text), patch
 
 
+def test_every_edit_is_listed() -> None:
+    """In the page that docs/horovod.md names, in order."""
+    page = (Path(horovod_edits.__file__).parent / "README.md").read_text()
+    listed = re.findall(r"^\| \[`(\w+)`\]\(horovod-0\.28\.1/(\w+\.patch)\)", page, re.MULTILINE)
+    assert [f"{name}.patch" for name, _ in listed] == [file for _, file in listed] == [*edits()]
+
+
 def test_name_follows_the_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Any change in an edit changes the id: a wheel of other edits is never used for these."""
     folder = tmp_path / "edits"

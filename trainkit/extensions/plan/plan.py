@@ -241,7 +241,7 @@ def averaged_width(run: Run, parameter: Tensor) -> int:
 def _take_step(optimizer: Optimizer) -> int:
     """Take a step on the gradients that are there; return the bytes that later ones add."""
     needs = inspect.signature(optimizer.step).parameters.values()
-    closure = [lambda: torch.zeros(())] * any(own.default is own.empty for own in needs)
+    closure: Any = [lambda: torch.zeros(())] * any(own.default is own.empty for own in needs)
     optimizer.step(*closure)
     if not isinstance(optimizer, LBFGS):
         return 0
