@@ -396,6 +396,26 @@ def test_an_average_of_the_weights_is_in_memory_and_checkpoints(tmp_path: Path) 
     assert "held for communication 32 B" in dict(plan.size_rows(sizes, 4))["memory of a rank"]
 
 
+class Rows(Line):
+    """Has a table with sparse gradients."""
+
+    def make_model(self) -> Any:
+        """Return it."""
+        return torch.nn.Embedding(100, 2, sparse=True)
+
+
+@pytest.mark.parametrize(("as_dense", "sparse"), [(False, 1), (True, 0)])
+def test_rows_travel_alone_unless_the_engine_makes_them_dense(
+    as_dense: bool, sparse: int, tmp_path: Path
+) -> None:
+    """engine.sparse_as_dense: the bytes are then those of the whole table, and not at most."""
+    run, _ = planned(tmp_path, Rows(), loader(16), 2)
+    sizes = plan.measure(run, {"sparse_as_dense": as_dense})
+    assert sizes.sparse == sparse
+    summed = dict(plan.size_rows(sizes, 2))["summed in a step"]
+    assert ("at most" in summed) != as_dense
+
+
 class ByLBFGS(Line):
     """Updates by hand, with an optimizer that needs a closure."""
 

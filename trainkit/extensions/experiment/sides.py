@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import trainkit
 from trainkit.callbacks import ModelCheckpoint
 from trainkit.callbacks.early_stopping import EarlyStopping
 from trainkit.config import compose
@@ -25,7 +24,7 @@ from trainkit.extensions.script.running import FirstFit, run_script
 from trainkit.extensions.script.subject import ConfigSubject, ScriptSubject, Subject
 
 _NO_LAUNCHER = "launcher=none"
-_TRAINKIT = Path(trainkit.__file__).parent
+_TRAINKIT = Path(__file__).parents[2]
 _YAML = (".yaml", ".yml")
 
 

@@ -158,7 +158,8 @@ def _compiling_nothing(subject: Subject) -> contextlib.AbstractContextManager[An
     """Return a context in which the modules of trainer.compile run as they are."""
     if not subject.requested.options.numerics.compile:
         return contextlib.nullcontext()
-    return torch.compiler.set_stance("force_eager")
+    eager: contextlib.AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+    return eager
 
 
 def _stage_rows(
