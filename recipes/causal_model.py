@@ -19,6 +19,7 @@ from torch import Tensor
 from recipes.experts import routers_of
 from trainkit.extensions.context.transformers import NAME as CONTEXT
 from trainkit.extensions.language.document_masks import rows_of
+from trainkit.run.evaluator import evaluating
 
 
 def logits_of(
@@ -72,19 +73,18 @@ def _tried(model: Any) -> Iterator[None]:
     """Let a model answer as in evaluation, by attention that any device has: the kernels of GPUs and
     FlexAttention, which is compiled, compute the same.
     """
-    was_training, own = model.training, model.config._attn_implementation
+    own = model.config._attn_implementation
     is_plain = own in (None, "sdpa", "eager", CONTEXT)
     experts = model.config._experts_implementation if routers_of(model) else None
-    model.eval()
     if not is_plain:
         model.set_attn_implementation("eager")
     if experts:
         # else a token's last digits depend on which others go to its experts
         model.set_experts_implementation("batched_mm")
     try:
-        yield
+        with evaluating(model):
+            yield
     finally:
-        model.train(was_training)
         if not is_plain:
             model.set_attn_implementation(own)
         if experts:

@@ -24,6 +24,7 @@ from trainkit.arguments import PositiveFloat
 from trainkit.errors import CheckpointError, ConfigError, TaskError, did_you_mean
 from trainkit.extensions.adapters.quantized import Quantization
 from trainkit.extensions.language.packing import IGNORED
+from trainkit.run.evaluator import evaluating
 
 Batch = Mapping[str, Tensor]
 LOSS_TYPES = ("sigmoid", "robust", "hinge", "ipo")
@@ -149,12 +150,8 @@ class PreferenceModel(ChatModel):
             on_device = {name: tensor.to(run.engine.device) for name, tensor in batch.items()}
             return self.logps(on_device)
 
-        was_training = self.training
-        self.eval()
-        with torch.no_grad(), run.precision.autocast():
-            table = dpo_reference.compute(run, pairs, data.batch_size, logps_of)
-        self.train(was_training)
-        return table
+        with evaluating(self), run.precision.autocast():
+            return dpo_reference.compute(run, pairs, data.batch_size, logps_of)
 
     # -- a step -------------------------------------------------------------------------------------
 

@@ -100,7 +100,7 @@ def load_model(
                 f"task.model is '{folder}', and no model can be loaded from it: {error}"
             ) from error
         _check_sizes(folder, about["mismatched_keys"], loaded.base_model_prefix, new_head)
-        return loaded
+        return loaded.train()  # from_pretrained leaves it without dropout
     known = [*transformers.CONFIG_MAPPING]
     if model_type not in known:
         raise ConfigError(

@@ -41,8 +41,8 @@ class Banner(Callback):
     """Prints a few lines on rank 0 when a fit starts.
 
     Args:
-        is_whole: False prints one line at most, if the rates are not those that the script has set:
-            another framework would leave them.
+        is_whole: False prints a line if the rates are not those that the script has set, since
+            another framework would leave them, and one if modules are in eval mode.
     """
 
     may_differ = True
@@ -55,7 +55,7 @@ class Banner(Callback):
         if not trainer.is_global_zero:
             return
         if not self._is_whole:
-            _say_scaled(trainer)
+            _say_least(trainer, task)
             return
         engine = trainer.engine
         checkpoints = trainer.checkpoints
@@ -87,8 +87,7 @@ class Banner(Callback):
                 ),
             )
         )
-        if resting := sum(not module.training for module in task.modules()):
-            rows.append(("advice", f"{plural(resting, 'module')} in eval mode{_RESTING}"))
+        rows += [("advice", text) for text in _resting(task)]
         if isinstance(trainer.train_feed, StreamFeed) and engine.ranks.world_size > 1:
             rows.append(("data", f"a stream: {trainer.train_feed.stream.reading}"))
         rows.append(("optimizer", ", ".join(map(_kind, trainer.optimizers))))
@@ -124,12 +123,22 @@ class Banner(Callback):
         info("\n".join(line.rstrip() for line in lines))  # rich fills each line up to the longest
 
 
-def _say_scaled(trainer: RunView) -> None:
-    """Print the rate alone, if it is not the script's."""
+def _say_least(trainer: RunView, task: Task) -> None:
+    """Print the rate, if it is not the script's, and modules in eval mode, if there are any."""
+    if trainer.checkpoints.resumed_from_memory:
+        return
     plan = trainer.batch_plan
-    if plan.lr_factor != 1.0 and not trainer.checkpoints.resumed_from_memory:
+    if plan.lr_factor != 1.0:
         rate = dict(plan.describe(trainer.rates.user_lrs))["learning rate"]
         trainer.say(f"learning rate  {rate}")
+    for text in _resting(task):
+        trainer.say(f"advice         {text}")
+
+
+def _resting(task: Task) -> list[str]:
+    """Say how many modules are in eval mode, and what follows from it."""
+    count = sum(not module.training for module in task.modules())
+    return [f"{plural(count, 'module')} in eval mode{_RESTING}"] if count else []
 
 
 def _console() -> Console:

@@ -153,7 +153,7 @@ class Evaluator:
         state.phase = "sanity_check"
         feeds = self.data.sanity_feeds(limit)
         try:
-            with _evaluating(self._task):
+            with evaluating(self._task):
                 self._pass("validation", feeds, lambda: None)
                 self._hooks("on_validation_end")
         finally:
@@ -180,7 +180,7 @@ class Evaluator:
         try:
             # rank 0's statistics are evaluated and saved
             run.engine.send_buffers(self._task)
-            with _evaluating(self._task):
+            with evaluating(self._task):
                 # a signal during the validation saves the state as of here
                 with run.checkpoints.holding_rank_parts():
                     run.coordinator.expect_new_pace()
@@ -203,7 +203,7 @@ class Evaluator:
     def evaluate(self, kind: Kind, feeds: Sequence[Feed]) -> dict[str, float]:
         """Evaluate; return the logged values over all samples of all ranks, on all ranks."""
         self._count(feeds)
-        with _evaluating(self._task):
+        with evaluating(self._task):
             metrics = self._pass(kind, feeds, lambda: None)
             self._run.log_metrics(metrics)
             self._end_hook(f"on_{kind}_end")
@@ -312,7 +312,7 @@ class Evaluator:
 
     def _predictions(self, feed: Feed) -> Iterator[tuple[Microbatch, Any]]:
         """Yield (microbatch, outputs of `predict_step`) for each batch of this rank."""
-        with _evaluating(self._task):
+        with evaluating(self._task):
             self._hooks("on_predict_start")
             self._hooks("on_predict_epoch_start")
             for batch_idx, microbatch in enumerate(_batches(feed, lambda: None)):
@@ -338,12 +338,12 @@ _NOT_SENT = (
 
 
 @contextlib.contextmanager
-def _evaluating(task: Task) -> Iterator[None]:
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
     """Within the context there are no gradients, and all modules are in eval mode; then restore the
     mode of each: a part that the user set to eval() stays so.
     """
-    modes = [(module, module.training) for module in task.modules()]
-    task.eval()
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
     try:
         # no_grad, not inference_mode: a table that a model caches from here must be good for
         # training too

@@ -341,3 +341,5 @@ def test_modules_in_eval_mode_are_counted(
     task.model.eval()
     advice = banner(tmp_path, capsys, task)["advice"]
     assert advice.startswith("6 modules in eval mode, as before the fit: no dropout")
+    quiet(tmp_path / "other", max_steps=1).fit(task, loader(8))
+    assert f"advice         {advice}\n" in capsys.readouterr().out

@@ -285,6 +285,27 @@ def test_a_file_is_needed_to_evaluate_a_trained_model(file: str, tmp_path: Path)
         )
 
 
+def test_dropout_resumes_bit_for_bit(file: str, tmp_path: Path) -> None:
+    """Of a folder's model: computing the reference changes no module's mode."""
+    model().model.save_pretrained(tmp_path / "base")
+    base: Any = {"model_type": None, "config": None, "model": str(tmp_path / "base")}
+
+    def fit(name: str, steps: int, ckpt_path: str | None = None) -> PreferenceModel:
+        task = model(**base, disable_dropout=False)
+        task.model.transformer.h[0].eval()  # as a user may leave a part of it
+        trainer = quiet(
+            tmp_path / name, max_steps=steps, callbacks=[ModelCheckpoint(save_last=True)]
+        )
+        data = PreferencePairs(file, batch_size=4)
+        trainer.fit(task, datamodule=data, ckpt_path=ckpt_path)
+        return task
+
+    whole = fit("whole", 4)
+    fit("parts", 2)
+    assert torch.equal(weights(fit("parts", 4, "last")), weights(whole))
+    assert whole.model.training and not whole.model.transformer.h[0].attn.training
+
+
 def test_dropout_is_disabled() -> None:
     """The model's, unless the user wants it."""
     rates = [

@@ -20,6 +20,7 @@ from torch import nn
 import trainkit
 from recipes.hf import READS_WHOLE_MASKS, HFCausalLM, HFClassifier
 from recipes.hf_data import Texts, read_texts, sentences
+from recipes.sft import ChatModel
 from tests.helpers.threads import ThreadEngine, World
 from tests.helpers.toy import quiet
 from tests.helpers.waits import Waits, silent
@@ -150,6 +151,19 @@ def test_the_folder_of_a_fit_is_read_by_transformers(
         expected = task.eval()(ids)
         assert torch.equal(other.eval()(input_ids=ids).logits, expected)
         assert torch.equal(again.eval()(ids), expected)
+
+
+def test_a_folders_model_is_trained_with_its_dropout(tmp_path: Path) -> None:
+    """`from_pretrained` leaves a model in eval mode."""
+    lm().model.save_pretrained(tmp_path / "lm")
+    HFClassifier(2, SGD, model_type="bert", config=BERT).model.save_pretrained(tmp_path / "bert")
+    tasks = [
+        HFCausalLM(SGD, model=str(tmp_path / "lm")),
+        ChatModel(SGD, model=str(tmp_path / "lm")),
+        HFClassifier(2, SGD, model=str(tmp_path / "bert")),
+    ]
+    for task in tasks:
+        assert all(module.training for module in task.modules())
 
 
 def test_a_run_is_exported(tmp_path: Path) -> None:

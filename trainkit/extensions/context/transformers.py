@@ -22,6 +22,7 @@ from trainkit.extensions.context.parts import (
     part_of,
 )
 from trainkit.extensions.context.sequence import SharedStep, attention, part
+from trainkit.run.evaluator import evaluating
 
 NAME = "context"  # as attn_implementation
 _TRIED = 2, 16  # ranks and tokens
@@ -207,8 +208,6 @@ def refusal(model: Any, ranks: int) -> str | None:
     count, tokens = _TRIED
     ids_BT = torch.arange(1, tokens + 1, device=device)[None] % config.vocab_size
     positions_BT = torch.cat([torch.arange(5), torch.arange(tokens - 5)])[None].to(device)
-    was_training = model.training
-    model.eval()
     step = _Trial()
     step.documents_BT = documents_of_positions(positions_BT)
     rows = [
@@ -216,14 +215,14 @@ def refusal(model: Any, ranks: int) -> str | None:
         for each in (ids_BT, positions_BT)
     ]
     try:
-        whole = model(input_ids=ids_BT, position_ids=positions_BT, use_cache=False).logits
-        SharedStep.open = step
-        parts = model(input_ids=rows[0], position_ids=rows[1], use_cache=False).logits
+        with evaluating(model):
+            whole = model(input_ids=ids_BT, position_ids=positions_BT, use_cache=False).logits
+            SharedStep.open = step
+            parts = model(input_ids=rows[0], position_ids=rows[1], use_cache=False).logits
     except (TypeError, TaskError, RuntimeError) as error:
         return f"{begin} cannot compute parts of a sequence ({error}). Set engine.context=1."
     finally:
         SharedStep.open = None
-        model.train(was_training)
     near = torch.allclose(
         joined(parts.chunk(count), 1), whole, rtol=0, atol=1e-3 * float(whole.abs().max())
     )
