@@ -69,7 +69,7 @@ def test_a_draw_has_its_own_random_numbers(tokenizer: Any) -> None:
     """A fit that shows an answer in a hook draws the same masks and orders after it; a seed repeats
     an answer.
     """
-    model = causal()
+    model = causal("gpt2", n_head=2).train()  # which has dropout
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
@@ -77,6 +77,7 @@ def test_a_draw_has_its_own_random_numbers(tokenizer: Any) -> None:
     assert torch.equal(torch.rand(3), expected)
     assert first == [*answer(model, tokenizer, CHAT, max_new_tokens=8, seed=3)]
     assert first != [*answer(model, tokenizer, CHAT, max_new_tokens=8, seed=4)]
+    assert all(module.training for module in model.modules())
 
 
 @pytest.mark.parametrize(

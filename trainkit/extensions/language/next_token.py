@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from trainkit.run.evaluator import evaluating
 
 Ids = list[int]
 
@@ -32,6 +35,14 @@ class Reader(Protocol):
 
     def keep(self, places: Sequence[int]) -> None:
         """Continue with the texts at these places alone."""
+
+
+def _without_dropout(model: Any) -> AbstractContextManager[None]:
+    """Return a context of eval mode: a hook may ask in the midst of training, whose random numbers
+    dropout would draw.
+    """
+    trains = isinstance(model, nn.Module) and model.training
+    return evaluating(model) if trains else nullcontext()
 
 
 class Whole:
@@ -55,7 +66,8 @@ class Whole:
         windows = [text[-self._context :] for text in texts]
         longest = max(map(len, windows))
         padded = [window + [0] * (longest - len(window)) for window in windows]
-        logits_BTV = self._forward(torch.tensor(padded, device=self._device))
+        with _without_dropout(self._forward):
+            logits_BTV = self._forward(torch.tensor(padded, device=self._device))
         last_B = torch.tensor([len(window) - 1 for window in windows], device=self._device)
         return logits_BTV[torch.arange(len(windows), device=self._device), last_B]
 
@@ -71,7 +83,7 @@ class Cached:
     """
 
     def __init__(self, model: Any) -> None:
-        """Build it; `model` is in eval mode."""
+        """Build it; `model` is called in eval mode."""
         taken = inspect.signature(getattr(model, "forward", model)).parameters
         self._model = model
         self._takes = {*taken}
@@ -105,7 +117,8 @@ class Cached:
                 more["position_ids"] = places_BT[:, -ids_BT.shape[1] :]
         if "logits_to_keep" in self._takes:
             more["logits_to_keep"] = 1
-        out = self._model(input_ids=ids_BT, past_key_values=self._cache, use_cache=True, **more)
+        with _without_dropout(self._model):
+            out = self._model(input_ids=ids_BT, past_key_values=self._cache, use_cache=True, **more)
         self._cache = getattr(out, "past_key_values", None)
         logits_BV: Tensor = out.logits[:, -1].float()
         return logits_BV

@@ -52,7 +52,7 @@ class ModelSource(Protocol):
 
 
 class TransformersSource:
-    """A causal model of transformers in eval mode, and its tokenizer; see ModelSource."""
+    """A causal model of transformers, called in eval mode, and its tokenizer; see ModelSource."""
 
     def __init__(self, model: Any, tokenizer: Any, answers: bool = False) -> None:
         self.answers = answers
