@@ -52,7 +52,7 @@ GOES_ON = [
     ("pipeline x tensor", "2 replicas x pipeline"),
 ]
 MICROBATCHES = 2  # of a step
-SCENARIOS = ["sgd", "adamw", "late", "several", "averaged", "experts"]
+SCENARIOS = ["sgd", "adamw", "late", "several", "averaged", "experts", "loop"]
 
 PARTED = [*SPLIT, "ddp, 2 ranks"]
 
@@ -74,8 +74,11 @@ def trained_in(start: str) -> list[str]:
 
 
 def has_case(scenario: str, *starts: str) -> bool:
-    """Return whether a scenario runs in all of these starts: experts have no pipeline."""
-    return scenario != "experts" or not any("pipeline" in start for start in starts)
+    """Return whether a scenario runs in all of these starts: experts have no pipeline, and a loop of
+    one's own has no plan for tensor ranks either.
+    """
+    never = {"experts": ("pipeline",), "loop": ("pipeline", "tensor")}.get(scenario, ())
+    return not any(word in start for start in starts for word in never)
 
 
 def resumed_in(source: str, start: str) -> list[str]:
@@ -159,7 +162,7 @@ def compare(ranks: Any, expected: Any, stages: int = 1) -> None:
 def test_they_train_as_one_process_does(start: str, scenario: str, runs: Runs) -> None:
     """Plain SGD, clipped AdamW with activation checkpointing, layers of configure_model with EMA,
     one of LARS, LAMB, Muon, Adafactor and AdEMAMix for each part of the layers, averages in place
-    of a schedule, and experts that clip by a hook; short steps.
+    of a schedule, experts that clip by a hook, and a loop of one's own; short steps.
     """
     (alone,) = runs["", "single"][scenario]
     compare(runs["", start][scenario], alone, stages_of(start))

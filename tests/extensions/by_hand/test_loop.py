@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from trainkit.api.view import RunView
 from trainkit.callbacks import Elastic, ModelCheckpoint
 from trainkit.checkpoint.weights import read_weights
 from trainkit.errors import ConfigError, TaskError
+from trainkit.extensions.by_hand.task import GivenOptimizers
 
 SETTINGS: dict[str, Any] = {
     "max_epochs": 2,
@@ -101,6 +103,46 @@ def test_the_weights_and_the_history_are_those_of_a_task(
         assert torch.equal(mine[0], its[0])
         assert mine[1] == its[1]
         assert len(mine[1]) == 2
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+@pytest.mark.parametrize("block", [torch.no_grad, torch.inference_mode])
+def test_validation_may_stand_in_a_block_without_gradients(
+    block: Any, precision: str, tmp_path: Path
+) -> None:
+    """As in a plain script: the next epoch trains as it would without the block, and gradients are
+    on afterwards.
+    """
+
+    def trained(folder: str, block: Any) -> tuple[Tensor, list[dict[str, float]]]:
+        model, optimizer = make()
+        settings = {"max_epochs": 2, "precision": precision}
+        seen: list[bool] = []
+
+        class Modes(Callback):
+            def on_train_start(self, trainer: RunView, task: Any) -> None:
+                seen.append(torch.is_grad_enabled())
+
+            on_validation_end = on_train_epoch_end = on_train_end = on_train_start
+
+        settings["callbacks"] = [Modes()]
+        data = loader(16), loader(8)
+        with loop_of(model, optimizer, *data, run_dir=tmp_path / folder, **settings) as loop:
+            for _ in loop.epochs():
+                for x, y in loop.batches():
+                    loop.backward(functional.mse_loss(model(x), y))
+                with block():
+                    for x, y in loop.validation():
+                        assert not torch.is_grad_enabled()
+                        loop.log("val/loss", functional.mse_loss(model(x), y))
+                assert torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+        assert torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
+        assert seen == [True, False, True, False, True, True]
+        return weights(model), loop.history
+
+    (mine, values), (plain, wanted) = trained("a", block), trained("b", nullcontext)
+    assert torch.equal(mine, plain)
+    assert values == wanted
 
 
 def test_a_run_that_was_stopped_resumes_to_the_bit(tmp_path: Path) -> None:
@@ -356,6 +398,42 @@ def own_step(loop: trainkit.Loop, model: nn.Module, optimizer: Any) -> None:
         optimizer.step()
 
 
+CHANGED = "Gradients were changed in the loop"
+
+
+@misuse(CHANGED)
+def dropped_after_backward(loop: trainkit.Loop, model: nn.Module, optimizer: Any) -> None:
+    """Only the step's last microbatch would count."""
+    for x, _ in loop.batches():
+        loop.backward(model(x).mean())
+        optimizer.zero_grad()
+
+
+@misuse(CHANGED)
+def dropped_before_backward(loop: trainkit.Loop, model: nn.Module, optimizer: Any) -> None:
+    """So it would at the body's beginning."""
+    for x, _ in loop.batches():
+        model.zero_grad()
+        loop.backward(model(x).mean())
+
+
+@misuse(CHANGED)
+def clipped_too_early(loop: trainkit.Loop, model: nn.Module, optimizer: Any) -> None:
+    """Before the step's other microbatches."""
+    for x, _ in loop.batches():
+        loop.backward(model(x).mean())
+        nn.utils.clip_grad_norm_(model.parameters(), 1e-9)
+
+
+@misuse(CHANGED)
+def clipped_too_late(loop: trainkit.Loop, model: nn.Module, optimizer: Any) -> None:
+    """After the update."""
+    for x, _ in loop.batches():
+        loop.backward(model(x).mean())
+        if loop.global_step:
+            nn.utils.clip_grad_norm_(model.parameters(), 1e-9)
+
+
 @misuse("a loss of shape")
 def no_scalar(loop: trainkit.Loop, model: nn.Module, optimizer: Any) -> None:
     """A loss for each sample."""
@@ -377,11 +455,34 @@ def test_a_loop_that_is_written_wrongly(name: str, tmp_path: Path) -> None:
     with (
         pytest.raises(TaskError, match=message),
         loop_of(
-            model, optimizer, loader(8), loader(4), run_dir=tmp_path, callbacks=[Ends()]
+            model,
+            optimizer,
+            loader(16),
+            loader(4),
+            run_dir=tmp_path,
+            callbacks=[Ends()],
+            accumulate_grad_batches=2,
         ) as loop,
     ):
         function(loop, model, optimizer)
     assert ended == ["fit"]
+
+
+def test_gradients_that_a_step_has_used_may_be_dropped(tmp_path: Path) -> None:
+    """The `zero_grad` of a plain loop changes nothing if each batch is a step."""
+
+    def trained(folder: str, drops: bool) -> Tensor:
+        model, optimizer = make()
+        with loop_of(model, optimizer, loader(16), run_dir=tmp_path / folder) as loop:
+            for x, y in loop.batches():
+                if drops:
+                    optimizer.zero_grad()
+                loop.backward(functional.mse_loss(model(x), y))
+                if drops:
+                    model.zero_grad()
+        return weights(model)
+
+    assert torch.equal(trained("a", drops=True), trained("b", drops=False))
 
 
 @pytest.mark.parametrize("read", [trainkit.Loop.epochs, trainkit.Loop.batches])
@@ -440,6 +541,30 @@ def test_what_cannot_work_is_refused(tmp_path: Path) -> None:
         loop_of(model, optimizer, loader(8), run_dir=tmp_path, halve_batch_on_oom=True)
     with pytest.raises(ConfigError, match="max_epoch"):
         loop_of(model, optimizer, loader(8), run_dir=tmp_path, max_epoch=1)
+
+
+def test_what_split_weights_cannot_have_is_refused(tmp_path: Path) -> None:
+    """A state of whole weights beside parts of them; stages of a pipeline, which the body of a loop
+    cannot be cut into. tests/parallel/test_split_weights.py trains on parts.
+    """
+
+    class Part(nn.Parameter):
+        to_local = None
+
+    model, optimizer = make(momentum=0.9)
+    train(loop_of(model, optimizer, loader(8), run_dir=tmp_path), model)
+    given = GivenOptimizers(model, [optimizer], [])
+    model.weight = Part(model.weight.detach())
+    with pytest.raises(ConfigError, match="SGD has a state already .* Give a new optimizer"):
+        given(model)
+
+    def in_stages(engine: Any) -> None:
+        engine.ranks.pipeline_size = 2
+        with loop_of(*make(), loader(8), run_dir=tmp_path, engine=engine):
+            pass
+
+    with pytest.raises(ConfigError, match=r"engine\.pipeline is 2, but the body of your own loop"):
+        World(1).run(in_stages)
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])

@@ -156,51 +156,86 @@ def whole(tensor: Any) -> Any:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def train(
-    name: str, make: Callable[[Any], Any], kind: Callable[..., Any] = Deep, **settings: Any
-) -> dict[str, Any]:
-    """Train a scenario to its checkpoint, or on from it."""
+def settings_of(name: str, *callbacks: Any) -> dict[str, Any]:
+    """Return the settings of a scenario, whose folder holds the checkpoint to resume from."""
     folder = OUT.parent / name
     if FROM != "-" and ENGINE.ranks.is_main:
         shutil.copytree(Path(FROM) / name, folder, symlinks=True)
     ENGINE.comm.barrier()
+    all_callbacks = [
+        ModelCheckpoint(every_n_epochs=1, save_last=True, save_top_k=-1),
+        *callbacks,
+    ]
+    if ENGINE.ranks.world_size > 1:
+        all_callbacks.append(DivergenceGuard(every_n_steps=2))
+    return {
+        "max_steps": BEFORE if FROM == "-" else AFTER,
+        "engine": make_engine(NAME, **OPTIONS),  # type: ignore[arg-type]
+        "global_batch_size": STEP,
+        "precision": "64-true",
+        "lr_scaling": "none",
+        "run_dir": str(folder),
+        "callbacks": all_callbacks,
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+
+
+def loaders() -> tuple[Any, Any]:
+    """Return the data of training and of validation."""
     inputs = torch.randn(
         SAMPLES, 6, generator=torch.Generator().manual_seed(7), dtype=torch.float64
     )
     data = TensorDataset(inputs, (inputs.sum(1, keepdim=True) * 0.5).tanh())
-    callbacks = [
-        ModelCheckpoint(every_n_epochs=1, save_last=True, save_top_k=-1),
-        *settings.pop("callbacks", []),
-    ]
-    if ENGINE.ranks.world_size > 1:
-        callbacks.append(DivergenceGuard(every_n_steps=2))
-    trainer = trainkit.Trainer(
-        max_steps=BEFORE if FROM == "-" else AFTER,
-        engine=make_engine(NAME, **OPTIONS),  # type: ignore[arg-type]
-        global_batch_size=STEP,
-        precision="64-true",
-        lr_scaling="none",
-        run_dir=str(folder),
-        callbacks=callbacks,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        **settings,
-    )
-    task = kind(make)
-    TASKS.append(task)
     loader = DataLoader(data, STEP // MICROBATCHES // ENGINE.ranks.data_size, shuffle=True)
-    validated = DataLoader(data, VALIDATED)
-    trainer.fit(task, loader, validated, ckpt_path=None if FROM == "-" else "last")
+    return loader, DataLoader(data, VALIDATED)
+
+
+def weights_of(module: nn.Module) -> tuple[dict[str, Tensor], int]:
+    """Return the whole weights of a module, and how many numbers this rank holds of them."""
     # a weight without memory is another pipeline stage's
     state = {
-        key: whole(value).clone() for key, value in task.state_dict().items() if not value.is_meta
+        key: whole(value).clone() for key, value in module.state_dict().items() if not value.is_meta
     }
     held = sum(
         p.to_local().numel() if isinstance(p, DTensor) else p.numel()
-        for p in task.parameters()
+        for p in module.parameters()
         if not p.is_meta
     )
+    return state, held
+
+
+def train_by_hand(name: str) -> dict[str, Any]:
+    """Train in a loop of one's own, whose optimizer was made of the whole weights."""
+    torch.manual_seed(3 + ENGINE.ranks.rank)
+    model = nn.Sequential(nn.Linear(6, WIDTH), Block(), Block(), nn.Linear(WIDTH, 1))
+    groups = [{"params": [p], "lr": 0.02 + 0.001 * i} for i, p in enumerate(model.parameters())]
+    optimizer = torch.optim.SGD(groups, momentum=0.9)
+    ckpt_path = None if FROM == "-" else "last"
+    settings = settings_of(name)
+    with trainkit.Loop(model, optimizer, *loaders(), ckpt_path=ckpt_path, **settings) as loop:
+        for _ in loop.epochs():
+            for x, y in loop.batches():
+                loop.backward((model(x) - y).pow(2).mean())
+            for x, y in loop.validation():
+                loop.log("val/loss", (model(x) - y).pow(2).mean())
+    state, held = weights_of(model)
+    value = loop.history[-1]["val/loss"]
+    return {"state": state, "held": held, "value": value}
+
+
+def train(
+    name: str, make: Callable[[Any], Any], kind: Callable[..., Any] = Deep, **settings: Any
+) -> dict[str, Any]:
+    """Train a scenario to its checkpoint, or on from it."""
+    own = settings_of(name, *settings.pop("callbacks", []))
+    trainer = trainkit.Trainer(**own, **settings)
+    task = kind(make)
+    TASKS.append(task)
+    loader, validated = loaders()
+    trainer.fit(task, loader, validated, ckpt_path=None if FROM == "-" else "last")
+    state, held = weights_of(task)
     draw = torch.rand(2).tolist()
     value = trainer.validate(task, validated)["val/loss"]
     return {
@@ -238,6 +273,7 @@ SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
         kind=mixed,
         activation_checkpointing=True,
     ),
+    "loop": lambda: train_by_hand("loop"),
     "averaged": lambda: train("averaged", lambda parameters: schedule_free(parameters, lr=0.01)),
 }
 

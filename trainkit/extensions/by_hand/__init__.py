@@ -2,6 +2,8 @@
 (docs/tutorial_script.md); LambdaCallback and BasePredictionWriter.
 
 loop.py               the Loop: each turn of the user's loop is a step of a fit
+gradient_watch.py     gradients that the user's loop changes by itself
+modes.py              whether gradients are recorded, in the fit and in the user's loop
 task.py               the Task that the user's loop stands for; schedulers.py: the schedulers that it steps
 lambda_callback.py    hooks as arguments
 prediction_writer.py  a user's own way to write predictions

@@ -8,9 +8,9 @@
                 loop.log("val/loss", cross_entropy(model(x), y))
 
 Trainer.fit runs in a greenlet of its own, with a Task that passes each batch to the user's loop and
-waits for the loss. The two take turns in one thread, so autocast and inference mode of the one hold
-in the other, and whatever a fit does (accumulation, sums over ranks, checkpoints, elastic recovery)
-is the same code.
+waits for the loss. The two take turns in one thread, so autocast of the one holds in the other, and
+whatever a fit does (accumulation, sums over ranks, checkpoints, elastic recovery) is the same code.
+Whether gradients are recorded is each one's own (modes.py).
 
     user's loop                      fit
     batches()            <- batch -  training_step
@@ -21,6 +21,7 @@ is the same code.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -31,12 +32,15 @@ from torch import Tensor, nn
 
 from trainkit.api.task import Task
 from trainkit.errors import ConfigError, TaskError
+from trainkit.extensions.by_hand.gradient_watch import GradientWatch
+from trainkit.extensions.by_hand.modes import FitModes
 from trainkit.extensions.by_hand.schedulers import report_longer, schedulers_of
 from trainkit.extensions.by_hand.task import (
     Batch,
     GivenOptimizers,
     Kind,
     LoopTurns,
+    module_of,
     scheduler_of,
     task_of,
 )
@@ -48,8 +52,8 @@ class Loop:
     """See the module. A context manager: entering it starts the fit, up to its first batch.
 
     The rates of `optimizer` follow the contract of batch and rate, as a Task's do, and the Loop
-    updates the weights: never call `optimizer.step()`. Whatever decides how many batches the user's
-    loop reads must be the same on all ranks.
+    updates the weights: never call `optimizer.step()`, and leave gradients as they are. Whatever
+    decides how many batches the user's loop reads must be the same on all ranks.
 
     Args:
         model: a module, or a dict or list of modules; moved to this rank's device.
@@ -113,12 +117,14 @@ class Loop:
         given_schedulers = [scheduler_of(given) for given in schedulers]
         by_hand = schedulers_of(optimizers, given_schedulers)
         self._schedulers = [*given_schedulers, *by_hand]
+        module = module_of(model)
         configured = GivenOptimizers(
-            optimizers, [*schedulers, *(ScheduleConfig(each, "hand") for each in by_hand)]
+            module, optimizers, [*schedulers, *(ScheduleConfig(each, "hand") for each in by_hand)]
         )
         self._task = task_of(
-            model, configured, LoopTurns(self._pass, self._after_batch, self.state)
+            module, configured, LoopTurns(self._pass, self._after_batch, self.state)
         )
+        self._watch = GradientWatch(optimizers)
         self._data = (train_dataloaders, val_dataloaders)
         self._ckpt_path = ckpt_path
         self._fit = greenlet(self._run_fit)
@@ -126,6 +132,7 @@ class Loop:
         self._next: Batch | None = None  # passed by the fit, not read yet
         self._reading: Batch | None = None  # in the body of the user's loop
         self._loss: Any = None  # what the fit waits for
+        self._modes = FitModes()
         # a rank was lost in this batch's backward: the step is taken again, with other batches
         self._is_lost = False
 
@@ -135,6 +142,7 @@ class Loop:
     # -- the user's side --------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Loop:
+        self._modes = FitModes()
         self._switch()
         if self._next is not None:
             report_longer(self._schedulers, self._task.trainer)
@@ -164,7 +172,7 @@ class Loop:
         return self._read("train")
 
     def validation(self) -> Iterator[Any]:
-        """Yield this rank's validation batches, in inference mode, if a validation is due.
+        """Yield this rank's validation batches, without gradients, if a validation is due.
         Log a batch's mean with `log`.
         """
         return self._read("val")
@@ -176,7 +184,8 @@ class Loop:
         while (batch := self._next) is not None and batch.kind == kind and batch.epoch == epoch:
             self._reading = batch
             self._next = None
-            yield batch.data
+            with torch.no_grad() if kind == "val" else contextlib.nullcontext():
+                yield batch.data
             if self._is_lost:
                 self._is_lost = False
                 continue
@@ -185,6 +194,7 @@ class Loop:
                     "loop.backward(loss) was not called for this batch. Call it once for each of"
                     " loop.batches()."
                 )
+            self._watch.check()
             self._reading = None
             self._switch()
 
@@ -198,7 +208,8 @@ class Loop:
                 tokens, for example.
 
         Raises:
-            TaskError: this batch is no training batch, or had its backward.
+            TaskError: this batch is no training batch, or had its backward; or gradients of the
+                step's earlier batches were changed.
         """
         batch = self._reading
         if batch is None or batch.kind != "train":
@@ -208,9 +219,13 @@ class Loop:
                 "loop.backward() was called twice for this batch. Call it once, with the sum of the"
                 " losses."
             )
+        self._watch.check()
+        step = self.global_step
         self._loss = loss if num_samples is None else {"loss": loss, "num_samples": num_samples}
         self._switch()
         self._is_lost = self._reading is not batch
+        if not self._is_lost:
+            self._watch.after_backward(self.global_step != step)
 
     def log(self, name: str, value: Any, **options: Any) -> None:
         """Log a value: in a batch as `Task.log` does; between batches, as it is."""
@@ -265,10 +280,12 @@ class Loop:
         trace: TracebackType | None,
     ) -> None:
         if self._fit.dead:
+            self._modes.end()
             return
         step = self.global_step
         try:
-            self._fit.throw(GreenletExit if error is None else error)
+            with self._modes.turn(lambda: self.device):
+                self._fit.throw(GreenletExit if error is None else error)
         except BaseException as raised:
             if raised is not error:
                 raise
@@ -285,10 +302,13 @@ class Loop:
         """Let the fit run until it passes a batch, or has run backward, or has ended."""
         self._user = getcurrent()
         self._fit.parent = self._user  # errors of the fit are raised here
-        self._fit.switch()
+        with self._modes.turn(lambda: self.device):
+            self._fit.switch()
 
     def _pass(self, batch: Batch) -> Any:
         """In the fit: pass a batch to the user's loop; return the loss."""
+        if batch.kind == "train":
+            self._watch.before_body()
         self._next = batch
         self._reading = None
         self._loss = None

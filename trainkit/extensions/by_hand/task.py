@@ -12,7 +12,10 @@ import torch
 from torch import nn
 
 from trainkit.api.task import Task
+from trainkit.device.shards import is_spread
+from trainkit.errors import ConfigError
 from trainkit.optim.forms import ScheduleConfig
+from trainkit.run.gradients import parameters_of
 
 Kind = Literal["train", "val"]
 
@@ -29,9 +32,18 @@ class Batch(NamedTuple):
 class GivenOptimizers:
     """The user's optimizers and schedulers as they were given:
     an elastic run begins with them again when its ranks change.
+
+    An engine that splits weights puts others in their place, which the optimizers then get.
     """
 
-    def __init__(self, optimizers: list[torch.optim.Optimizer], schedulers: list[Any]) -> None:
+    def __init__(
+        self, module: nn.Module, optimizers: list[torch.optim.Optimizer], schedulers: list[Any]
+    ) -> None:
+        names = {parameter: name for name, parameter in module.named_parameters()}
+        self._names = [
+            [[names.get(parameter) for parameter in group["params"]] for group in each.param_groups]
+            for each in optimizers
+        ]
         self._optimizers = optimizers
         self._schedulers = schedulers
         self._groups = [
@@ -44,13 +56,28 @@ class GivenOptimizers:
             for optimizer in optimizers
         ]
 
-    def __call__(self) -> Any:
-        """Return them, with the settings and the state that they had."""
-        for optimizer, settings in zip(self._optimizers, self._groups, strict=True):
+    def __call__(self, module: nn.Module) -> Any:
+        """Return them, with the settings and the state that they had.
+
+        Raises:
+            ConfigError: each rank holds a part of the weights, and a state is of whole ones.
+        """
+        present = dict(module.named_parameters())
+        all_names = zip(self._optimizers, self._groups, self._names, strict=True)
+        for optimizer, settings, names_of_groups in all_names:
             optimizer.state.clear()
-            for group, values in zip(optimizer.param_groups, settings, strict=True):
+            groups = zip(optimizer.param_groups, settings, names_of_groups, strict=True)
+            for group, values, names in groups:
                 group.update(deepcopy(values))
+                given = zip(names, group["params"], strict=True)
+                group["params"][:] = [present.get(name or "", own) for name, own in given]
         for optimizer, state in zip(self._optimizers, self._loaded, strict=True):
+            if state and any(is_spread(parameter) for parameter in parameters_of(optimizer)):
+                raise ConfigError(
+                    f"Loop: {type(optimizer).__name__} has a state already (it was loaded, or has"
+                    " made steps), and each rank holds a part of the weights. Give a new optimizer;"
+                    " to continue a run of trainkit: ckpt_path=..."
+                )
             if state:
                 groups = optimizer.state_dict()["param_groups"]
                 optimizer.load_state_dict({"state": deepcopy(state), "param_groups": groups})
@@ -96,6 +123,14 @@ class LoopTask(Task):
         self.model = model
         self.__dict__.update(configured=configured, turns=turns)
 
+    def setup(self, stage: str) -> None:
+        stages = self.trainer.engine.ranks.pipeline_size
+        if stages > 1:
+            raise ConfigError(
+                f"Loop: engine.pipeline is {stages}, but the body of your own loop cannot be cut"
+                " into stages. Move it into a Task's training_step, or leave engine.pipeline out."
+            )
+
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         return self.turns.pass_batch(Batch("train", batch, self.current_epoch, 0))
 
@@ -106,7 +141,7 @@ class LoopTask(Task):
         self.turns.pass_batch(Batch("val", batch, self.current_epoch, dataloader_idx))
 
     def configure_optimizers(self) -> Any:
-        return self.configured()
+        return self.configured(self.model)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["loop"] = self.turns.state
@@ -115,12 +150,15 @@ class LoopTask(Task):
         self.turns.state.update(checkpoint.get("loop", {}))
 
 
-def task_of(model: Any, configured: GivenOptimizers, turns: LoopTurns) -> LoopTask:
-    """Return the Task of a module, or of a dict or list of modules."""
+def module_of(model: Any) -> nn.Module:
+    """Return the module, or one of a dict or list of modules."""
     if isinstance(model, Mapping):
-        module: nn.Module = nn.ModuleDict(model)
-    else:
-        module = model if isinstance(model, nn.Module) else nn.ModuleList(model)
+        return nn.ModuleDict(model)
+    return model if isinstance(model, nn.Module) else nn.ModuleList(model)
+
+
+def task_of(module: nn.Module, configured: GivenOptimizers, turns: LoopTurns) -> LoopTask:
+    """Return the Task of a module."""
     named = type(type(module).__name__, (LoopTask,), {})  # the run's folder is named after it
     task: LoopTask = named(module, configured, turns)
     return task
