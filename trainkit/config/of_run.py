@@ -18,6 +18,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
+from trainkit.config.roles import role_of
 from trainkit.config.yaml_file import check_yaml, unreadable
 from trainkit.errors import ConfigError
 from trainkit.extension import with_current_names
@@ -84,8 +85,8 @@ def primary_of(
     saved = read_config(run_dir / "config.yaml")
     name = str(saved.get("conf", "run"))
     overrides = [*overrides, *([] if "run_dir" in given else [f"run_dir={run_dir}"])]
-    if command in EVALUATIONS and "ckpt_path" not in given and (best := _best(run_dir)):
-        overrides.append(f"ckpt_path={best}")
+    if command in EVALUATIONS and "ckpt_path" not in given:
+        overrides.append(f"ckpt_path={_best(command, run_dir, saved)}")
     other = name if conf is None else conf.removesuffix(".yaml")
     if other != name:
         is_known = any((folder / f"{other}.yaml").is_file() for folder in folders)
@@ -146,10 +147,32 @@ def _run_of(given: Mapping[str, str]) -> Path | None:
     return folder if os.path.isfile(folder / "config.yaml") else None
 
 
-def _best(run_dir: Path) -> str | None:
-    return next(
-        (name for name in ("best", "last") if (run_dir / "checkpoints" / name).exists()), None
+def _best(command: str, run_dir: Path, saved: Mapping[str, Any]) -> str:
+    """Return which checkpoint of a run is evaluated: best, or last if there is none.
+
+    Raises:
+        ConfigError: the run has none, and its config names no other place of them.
+    """
+    for name in ("best", "last"):
+        if (run_dir / "checkpoints" / name).exists():
+            return name
+    if dirpaths_of(saved):
+        return "best"  # its callbacks find it, or say what is there
+    raise ConfigError(
+        f"The run in '{run_dir}' has left no checkpoint, so there are no trained weights to {command}."
+        " Give another: ckpt_path=PATH, a checkpoint or a file of weights; or ckpt_path=null for the"
+        " weights that the Task begins with."
     )
+
+
+def dirpaths_of(config: Mapping[str, Any]) -> list[str]:
+    """Return the folders and URLs that a config's callbacks save checkpoints in."""
+    nodes = config.get("callbacks")
+    return [
+        os.path.expanduser(str(node["dirpath"]))
+        for node in (nodes.values() if isinstance(nodes, Mapping) else ())
+        if role_of(node) == "checkpoints" and node.get("dirpath")
+    ]
 
 
 def read_overrides(run_dir: Path) -> dict[str, str]:

@@ -5,6 +5,7 @@ which checkpoint, what may be built from its manifest, which example.
 from __future__ import annotations
 
 import copy
+import json
 import os
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from recipes.mlp import MLP
 from trainkit.checkpoint import format as ckpt
 from trainkit.errors import CheckpointError, ConfigError, TaskError
 from trainkit.extensions.exporting.from_run import export_run
+from trainkit.extensions.exporting.places import default_checkpoint, has_checkpoints
 
 CONFIG: dict[str, Any] = {
     "conf": "tiny",
@@ -200,6 +202,26 @@ def test_a_missing_checkpoint_is_named(
     with pytest.raises(kind) as caught:
         exported(**asked)
     assert words in str(caught.value)
+
+
+def test_checkpoints_elsewhere_are_looked_for(here: Path) -> None:
+    """In the folder that the run's callback has as dirpath; of those at a URL the error says what to
+    do.
+    """
+    policy = {"_target_": "trainkit.callbacks.ModelCheckpoint", "dirpath": str(here / "big")}
+    mine = run(here / "mine")
+    (mine / "config.yaml").write_text(json.dumps({"callbacks": {"checkpoint": policy}}))
+    (mine / "checkpoints").rename(here / "big")
+    assert has_checkpoints(mine) and default_checkpoint(mine) == "best"
+    (here / "big" / "best").unlink()
+    assert default_checkpoint(mine) == "last"
+    exported(mine)
+    assert (mine / "export" / "tiny.safetensors").is_file()
+    policy["dirpath"] = "s3://bucket/run"
+    (mine / "config.yaml").write_text(json.dumps({"callbacks": {"checkpoint": policy}}))
+    for asked in ("best", "s3://bucket/run/last"):
+        with pytest.raises(CheckpointError, match="s3://bucket/run.* copy one to this machine"):
+            exported(mine, ckpt_path=asked)
 
 
 def test_a_damaged_checkpoint_is_not_exported(here: Path) -> None:

@@ -4,6 +4,7 @@ and say what the command line changes.
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,23 @@ def test_an_evaluation_has_the_runs_config(arguments: list[str], run_dir: Path) 
     }
     assert job.config["ckpt_path"] in ("best", "r/checkpoints/best")
     assert job.notes == ()
+
+
+@pytest.mark.parametrize("command", ["validate", "test", "predict"])
+def test_a_run_without_trained_weights_is_not_evaluated(
+    command: str, run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a run whose checkpoints are elsewhere the best one is read; one that has left none is
+    refused, unless the first weights are asked for.
+    """
+    shutil.rmtree(run_dir / "checkpoints")
+    assert main(command, ["run_dir=r"]) == 2
+    assert "The run in 'r' has left no checkpoint, so" in capsys.readouterr().err
+    assert job_of(command, "run_dir=r", "ckpt_path=null").config["ckpt_path"] is None
+    elsewhere = ["callbacks=checkpoint", "callbacks.checkpoint.dirpath=elsewhere"]
+    for name, text in job_of("fit", *_RUN, *elsewhere).files.items():
+        (run_dir / name).write_text(text)
+    assert job_of(command, "run_dir=r").config["ckpt_path"] == "best"
 
 
 def test_several_evaluations_of_a_run_have_its_checkpoints(run_dir: Path) -> None:

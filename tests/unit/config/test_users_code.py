@@ -49,6 +49,7 @@ def write_run(folder: Path, target: str) -> None:
         )
         assert not is_config or target in (folder / name).read_text()
     (folder / "evil.py").write_text(MODULE)
+    (folder / "checkpoints" / "last").mkdir(parents=True)
 
 
 def refused(command: str, *arguments: str) -> bool:

@@ -34,10 +34,12 @@ from trainkit.extensions.exporting.hub_files import write_hub_files
 from trainkit.extensions.exporting.huggingface import writer_of
 from trainkit.extensions.exporting.layers import make_layers, replacing_layers
 from trainkit.extensions.exporting.of_manifest import from_manifest
+from trainkit.extensions.exporting.places import places_of_checkpoints
 from trainkit.extensions.exporting.request import FORMATS, check_output
 from trainkit.extensions.language.tokenizer_folder import own_tokenizer
 
 _OF_WEIGHTS = ("safetensors", "huggingface", "peft")  # formats that a second Task takes
+_COPY = " Of those at a URL copy one to this machine, and give its folder: ckpt_path=FOLDER run_dir=RUN."
 _ROWS = 2  # samples of the example: enough to distinguish a batch size from a constant
 
 
@@ -214,7 +216,7 @@ def _find(ckpt_path: str, run_dir: str | None) -> Path:
         if not (Path(ckpt_path) / MANIFEST).is_file():
             raise CheckpointError(
                 f"ckpt_path is '{ckpt_path}'; it must be best, last, or a checkpoint's folder (it"
-                f" holds a {MANIFEST})."
+                f" holds a {MANIFEST}).{_COPY * ('://' in ckpt_path)}"
             )
         return Path(ckpt_path).resolve()
     if run_dir is not None and not Path(run_dir).is_dir():
@@ -223,12 +225,15 @@ def _find(ckpt_path: str, run_dir: str | None) -> Path:
             " runs/."
         )
     run = _newest_run() if run_dir is None else Path(run_dir)
-    if (run / "checkpoints" / ckpt_path / MANIFEST).is_file():
-        return (run / "checkpoints" / ckpt_path).resolve()
-    there = sorted(path.parent.name for path in (run / "checkpoints").glob(f"*/{MANIFEST}"))
+    places = places_of_checkpoints(run)
+    for place in places:
+        if Path(place, ckpt_path, MANIFEST).is_file():
+            return Path(place, ckpt_path).resolve()
+    there = sorted(path.parent.name for each in places for path in Path(each).glob(f"*/{MANIFEST}"))
     available = f"there are {', '.join(there)}" if there else "there are no checkpoints there"
     raise CheckpointError(
-        f"ckpt_path is '{ckpt_path}', and {run / 'checkpoints'} has no '{ckpt_path}'; {available}."
+        f"ckpt_path is '{ckpt_path}', and {' and '.join(places)} has no '{ckpt_path}';"
+        f" {available}.{_COPY * ('://' in ''.join(places))}"
     )
 
 

@@ -16,6 +16,7 @@ from trainkit.cli.options import count, read_keys, trusted_modules
 from trainkit.cli.usage import help_text
 from trainkit.console import plural
 from trainkit.errors import ConfigError, TaskError
+from trainkit.extensions.exporting.places import default_checkpoint, has_checkpoints
 from trainkit.extensions.language.tokenizer_folder import own_tokenizer
 from trainkit.extensions.language.usage import GENERATE
 
@@ -125,16 +126,6 @@ def _optional(generate: Any, request: dict[str, Any], run_dir: str) -> dict[str,
     return {name: value for name, value in given.items() if name in taken}
 
 
-def default_checkpoint(run_dir: str) -> str:
-    """Return best, or last if there is none."""
-    checkpoints = Path(run_dir) / "checkpoints"
-    return (
-        "last"
-        if not (checkpoints / "best").exists() and (checkpoints / "last").exists()
-        else "best"
-    )
-
-
 def _read(arguments: Sequence[str]) -> tuple[str, dict[str, Any]]:
     """Return the run's folder and the settings, checked without torch."""
     if "=" in arguments[0]:
@@ -144,7 +135,7 @@ def _read(arguments: Sequence[str]) -> tuple[str, dict[str, Any]]:
     run_dir = arguments[0]
     given = read_keys(arguments[1:], _KEYS, "generate")
     prompts = _prompts(given)
-    if not (Path(run_dir) / "checkpoints").is_dir():
+    if not has_checkpoints(run_dir):
         raise ConfigError(
             f"{run_dir} is no run with checkpoints. Give a run's folder, for example"
             " runs/gpt/<time>."

@@ -20,6 +20,7 @@ from starlette.applications import Starlette
 from trainkit.collector import collect_as_usual
 from trainkit.errors import ConfigError
 from trainkit.extensions.exporting.from_run import export_run
+from trainkit.extensions.exporting.places import default_checkpoint, has_checkpoints
 from trainkit.extensions.ray.connection import connect_ray
 from trainkit.extensions.ray.free import ranks_in
 from trainkit.extensions.serving.app import Service, ServiceOptions
@@ -59,7 +60,7 @@ def find_export(given: str, trust: list[str]) -> Path:
     path = Path(given)
     if path.is_file():
         return path
-    if not (path / "checkpoints").is_dir() and not (path / "export").is_dir():
+    if not has_checkpoints(path) and not (path / "export").is_dir():
         what = (
             "does not exist"
             if not path.exists()
@@ -70,9 +71,8 @@ def find_export(given: str, trust: list[str]) -> Path:
         )
     files = sorted((path / "export").glob("*.pt2"), key=lambda file: file.stat().st_mtime)
     if not files:
-        best = "best" if (path / "checkpoints" / "best").exists() else "last"
         print(f"{given} has no export yet:", flush=True)
-        export_run(best, given, "torch_export", None, trust)
+        export_run(default_checkpoint(given), given, "torch_export", None, trust)
         files = sorted((path / "export").glob("*.pt2"))
     _say_if_older(files[-1], path)
     return files[-1]

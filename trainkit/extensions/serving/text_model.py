@@ -10,7 +10,7 @@ import torch
 
 from trainkit.errors import ConfigError, TaskError
 from trainkit.extensions.exporting.from_run import load_task
-from trainkit.extensions.language.generate_command import default_checkpoint
+from trainkit.extensions.exporting.places import default_checkpoint, has_checkpoints
 from trainkit.extensions.language.sources import ModelSource, TransformersSource, load_tokenizer
 from trainkit.extensions.language.tokenizer_folder import own_tokenizer
 
@@ -33,7 +33,7 @@ def open_text_model(given: str, tokenizer: str | None, trust: list[str]) -> Text
     path = Path(given)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     name = path.resolve().name
-    if (path / "checkpoints").is_dir():
+    if has_checkpoints(path):
         task, line = load_task(default_checkpoint(given), given, trust)
         make: Any = getattr(task, "text_source", None)
         if not callable(make):

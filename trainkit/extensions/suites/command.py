@@ -14,7 +14,7 @@ from trainkit.cli.options import count, read_keys, trusted_modules
 from trainkit.cli.usage import help_text
 from trainkit.console import short
 from trainkit.errors import ConfigError, did_you_mean
-from trainkit.extensions.language.generate_command import default_checkpoint
+from trainkit.extensions.exporting.places import default_checkpoint, has_checkpoints
 from trainkit.extensions.suites.usage import USAGE
 from trainkit.launch.environment import Launcher, read_launcher
 
@@ -86,7 +86,7 @@ def _read(arguments: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
         near = did_you_mean(given["suite"], _SUITES)
         raise ConfigError(f"suite is '{given['suite']}'; it must be {' or '.join(_SUITES)}.{near}")
     path = Path(of)
-    is_run = (path / "checkpoints").is_dir()
+    is_run = has_checkpoints(path)
     if not is_run and not (path / "config.json").is_file():
         raise ConfigError(
             f"{of} is neither a run (it has no checkpoints/) nor a folder of transformers (it has"

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from trainkit.cli.as_json import json_text
 from trainkit.errors import ConfigError, TaskError
 from trainkit.extensions.exporting.from_run import write_for_transformers
+from trainkit.extensions.exporting.places import has_checkpoints
 
 _REPORTS = Path("reports", "lm-eval")
 
@@ -36,7 +37,7 @@ def opened(path: Path, ckpt_path: str, trust: Sequence[str]) -> Iterator[Evaluat
         ConfigError: the folder's model is of another kind, or has no tokenizer.
         TaskError: the run's is.
     """
-    if not (path / "checkpoints").is_dir():
+    if not has_checkpoints(path):
         if refusal := _refusal(path):
             raise ConfigError(f"{path} {refusal}")
         yield Evaluated(path, f"model       {path}", None)
