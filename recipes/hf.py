@@ -24,7 +24,7 @@ from recipes.weights_config import differences_of_config
 from trainkit.api.view import with_role
 from trainkit.arguments import ExistingFolder, PositiveInt
 from trainkit.console import short
-from trainkit.errors import ConfigError, did_you_mean
+from trainkit.errors import ConfigError, TaskError, did_you_mean
 from trainkit.extensions.exporting.hub_files import source_of, write_generation
 from trainkit.extensions.language.sampling import Ask, pieces_of
 from trainkit.extensions.language.sources import TransformersSource, load_tokenizer
@@ -65,7 +65,7 @@ def load_model(
     new_head: bool = False,
     **options: Any,
 ) -> Any:
-    """Return a model of a folder, or one of a type with random weights; in float32.
+    """Return a model of a folder, or one of a type with random weights; in float32, in train mode.
 
     Args:
         auto: a class of transformers, as AutoModelForCausalLM.
@@ -304,6 +304,15 @@ class HFClassifier(TransformersTask):
         # the head's number of each of the data's classes
         self.register_buffer("_numbers", torch.arange(num_classes), persistent=False)
         self._renumbers = False
+
+    def setup(self, stage: str) -> None:
+        """Name the data's padding in the config: a decoder's head reads the last token before it."""
+        try:
+            pad = getattr(self.trainer.datamodule, "pad_token_id", None)
+        except TaskError:  # an export builds the Task without a run
+            return
+        if pad is not None:
+            self.model.config.get_text_config().pad_token_id = pad
 
     def on_fit_start(self) -> None:
         """Number the data's classes as the head does, and name them in a new head's config."""

@@ -135,6 +135,11 @@ class Texts(TokensInMemory):
         """Return the number of different tokens."""
         return Bytes.vocab_size if self.tokenizer is None else len(self.tokenizer)
 
+    @property
+    def pad_token_id(self) -> int:
+        """Return the token that fills a batch behind its shorter texts."""
+        return _PAD if self.tokenizer is None else self.tokenizer.pad_token_id
+
     def setup(self, stage: str) -> None:
         labelled = self.num_classes is not None
         rows = sentences() if self.file is None else read_texts(self.file, labelled)
@@ -161,10 +166,11 @@ class Texts(TokensInMemory):
         """Return a batch padded to its longest text: input_ids and attention_mask [B, T];
         labels [B], or [B, T] of tokens.
         """
-        pad = _PAD if self.tokenizer is None else self.tokenizer.pad_token_id
         ids = [tokens for tokens, _ in samples]
         lengths_B1 = torch.tensor([[len(tokens)] for tokens in ids])
-        ids_BT = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=pad)
+        ids_BT = torch.nn.utils.rnn.pad_sequence(
+            ids, batch_first=True, padding_value=self.pad_token_id
+        )
         mask_BT = (torch.arange(ids_BT.shape[1]) < lengths_B1).long()
         labels = (
             torch.tensor([label for _, label in samples])

@@ -315,6 +315,15 @@ def test_dropout_is_disabled() -> None:
     assert rates == [{0.0}, {0.1}]
 
 
+def test_the_reference_leaves_modes_as_they_are(file: str, tmp_path: Path) -> None:
+    """A part in eval mode stays so, as in a run that resumes and computes none."""
+    task = model()
+    task.model.transformer.drop.eval()
+    quiet(tmp_path, max_steps=1).fit(task, datamodule=PreferencePairs(file))
+    resting = [name for name, module in task.named_modules() if not module.training]
+    assert resting == ["model.transformer.drop"]
+
+
 def test_a_folder_of_pairs_as_texts_needs_no_template(tmp_path: Path) -> None:
     """A base model's tokenizer without a chat template reads texts, and refuses messages."""
     tokenizer = byte_tokenizer()

@@ -187,6 +187,32 @@ def test_a_run_becomes_a_folder_of_transformers(make: Callable[[], Any], tmp_pat
     assert torch.equal(weights(theirs), weights(task))
 
 
+def test_a_folders_model_trains_with_its_dropout(tmp_path: Path) -> None:
+    """`from_pretrained` leaves a model in eval mode, and a fit keeps modes as they are."""
+    lm().model.save_pretrained(tmp_path)
+    task = HFCausalLM(SGD, model=str(tmp_path))
+    assert [name for name, module in task.named_modules() if not module.training] == []
+
+
+@pytest.mark.parametrize("pad", [None, 0])
+def test_a_decoders_head_reads_the_last_token_before_the_padding(
+    pad: int | None, tmp_path: Path
+) -> None:
+    """That of the data, which the model's config need not know: a text has the same logits alone and
+    beside a longer one.
+    """
+    task = HFClassifier(2, SGD, model_type="gpt2", config=GPT2 | {"pad_token_id": pad})
+    data = texts(num_classes=2)
+    quiet(tmp_path, max_steps=1).fit(task, datamodule=data)
+    short, long = (data.tokens("b" * length) for length in (2, 9))
+    alone, both = (data.collate([(ids, 0) for ids in given]) for given in ([short], [short, long]))
+    with torch.no_grad():
+        task.eval()
+        torch.testing.assert_close(task.predict_step(both, 0)[:1], task.predict_step(alone, 0))
+    written = json.loads((tmp_path / "pretrained" / "config.json").read_text())
+    assert written["pad_token_id"] == 256
+
+
 def test_a_head_for_another_number_of_classes_is_new(tmp_path: Path) -> None:
     """All else of the folder's model stays."""
     first = HFClassifier(2, SGD, model_type="bert", config=BERT)
