@@ -30,6 +30,8 @@ from torchvision.transforms import v2
 from recipes.photographs import MEAN, STD, load_image
 from trainkit.errors import ConfigError, DataError
 
+Statistics = tuple[tuple[float, ...], tuple[float, ...]]
+
 
 @dataclass(frozen=True)
 class Encoded:
@@ -111,11 +113,20 @@ class DaliDecoder:
         shorter: the shorter side before the centre crop, for validation; None stretches the crop to
             `size`.
         batch_size: the most images at a time.
+        statistics: mean and standard deviation of the channels, which normalize.
         gpu: whether to decode on the GPU, in the rank's own process.
     """
 
-    def __init__(self, size: int, shorter: int | None, batch_size: int, gpu: bool = False) -> None:
+    def __init__(
+        self,
+        size: int,
+        shorter: int | None,
+        batch_size: int,
+        statistics: Statistics = (MEAN, STD),
+        gpu: bool = False,
+    ) -> None:
         self.size, self.shorter, self.batch_size, self.gpu = size, shorter, batch_size, gpu
+        self.mean, self.std = statistics
         self._pipeline: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -184,8 +195,8 @@ class DaliDecoder:
                     images, resize_shorter=self.shorter, interp_type=types.INTERP_TRIANGULAR
                 )
             numbers = {
-                "mean": [255 * x for x in MEAN],
-                "std": [255 * x for x in STD],
+                "mean": [255 * x for x in self.mean],
+                "std": [255 * x for x in self.std],
                 "crop": [self.size, self.size],
             }
             images = fn.crop_mirror_normalize(
@@ -201,8 +212,14 @@ class LateDecoder:
     Arguments: see DaliDecoder.
     """
 
-    def __init__(self, size: int, shorter: int | None, batch_size: int) -> None:
-        self.arguments = size, shorter, batch_size
+    def __init__(
+        self,
+        size: int,
+        shorter: int | None,
+        batch_size: int,
+        statistics: Statistics = (MEAN, STD),
+    ) -> None:
+        self.arguments = size, shorter, batch_size, statistics
 
     def __call__(self, batch: list[Encoded]) -> EncodedBatch:
         """Return the batch as it is."""
@@ -214,7 +231,7 @@ class EncodedBatch:
     """A batch that becomes images on its way to the device."""
 
     images: list[Encoded]
-    arguments: tuple[int, int | None, int]
+    arguments: tuple[int, int | None, int, Statistics]
 
     def to(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return images and labels on the device."""
@@ -223,5 +240,7 @@ class EncodedBatch:
 
 
 @functools.cache
-def _decoder_of(size: int, shorter: int | None, batch_size: int) -> DaliDecoder:
-    return DaliDecoder(size, shorter, batch_size, gpu=torch.cuda.is_available())
+def _decoder_of(
+    size: int, shorter: int | None, batch_size: int, statistics: Statistics
+) -> DaliDecoder:
+    return DaliDecoder(size, shorter, batch_size, statistics, gpu=torch.cuda.is_available())

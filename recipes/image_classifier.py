@@ -11,7 +11,7 @@ from torch.nn import functional
 
 import trainkit
 from recipes.augment import Mix, as_given
-from recipes.models import check_pixels, image_model
+from recipes.models import check_pixels, image_model, other_pixels
 from recipes.schedule import with_schedule
 from trainkit.arguments import Fraction, PositiveInt
 from trainkit.errors import ConfigError
@@ -67,10 +67,22 @@ class ImageClassifier(trainkit.Task):
         self.mix = as_given("task.mix", mix)
         self.loss = loss
         self.log_train_acc = log_train_acc
+        self._has_compared = False
 
     def on_fit_start(self) -> None:
         """Compare the data's pixels with the model's, before the first step fails at them."""
         check_pixels(self.model, self.trainer.datamodule)
+        self._compare_pixels()
+
+    def on_validation_start(self) -> None:
+        self._compare_pixels()
+
+    def _compare_pixels(self) -> None:
+        """Say once if pretrained weights are for other pixels than the data's."""
+        line = other_pixels(self.model, self.trainer.datamodule)
+        if line is not None and not self._has_compared:
+            self.trainer.say(line)
+        self._has_compared = True
 
     def forward(self, images: Tensor) -> Tensor:
         return self.model(images)
@@ -124,6 +136,7 @@ class ImageClassifier(trainkit.Task):
         self.results.add(images, logits, labels, self.trainer.evaluator.sample_indices())
 
     def on_test_start(self) -> None:
+        self._compare_pixels()
         # of an extension, which training does not need
         from trainkit.extensions.reports.classification.results import ClassificationResults
 

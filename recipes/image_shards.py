@@ -18,7 +18,7 @@ from torchvision.transforms import v2
 
 import trainkit
 from recipes.augment import Augment, Repeated, as_given
-from recipes.photographs import MEAN, STD, decode_image
+from recipes.photographs import MEAN, STD, decode_image, of_channels
 from trainkit.arguments import NonNegativeInt, PositiveFloat, PositiveInt
 from trainkit.errors import ConfigError, DataError
 from trainkit.extensions.shards.cache import ShardCache
@@ -55,6 +55,8 @@ class ImageShards(trainkit.DataModule):
         cache_size_gb: so much at most, in 10^9 bytes.
         label: the extension of the label's file.
         storage_options: further arguments of fsspec's file system, as {anon: true}.
+        mean: of red, green and blue, from 0 to 1, which normalizes an image; None for ImageNet's.
+        std: of the same.
     """
 
     batch_shape = "images [B, 3, H, W] and labels [B]"
@@ -75,6 +77,8 @@ class ImageShards(trainkit.DataModule):
         cache_size_gb: PositiveFloat = 100.0,
         label: str = "cls",
         storage_options: dict[str, Any] | None = None,
+        mean: list[float] | None = None,
+        std: list[PositiveFloat] | None = None,
     ) -> None:
         if (root is None) == (urls is None):
             problem = "are both null" if root is None else "are both set"
@@ -87,6 +91,8 @@ class ImageShards(trainkit.DataModule):
         self.num_classes = num_classes
         self.image_size = image_size
         self.num_workers = num_workers
+        self.mean = of_channels("data.mean", mean, MEAN)
+        self.std = of_channels("data.std", std, STD)
         self.augment = as_given("data.augment", augment) or Augment()
         self.shuffle_shards, self.lanes, self.label = shuffle_shards, lanes, label
         folder = (
@@ -107,7 +113,10 @@ class ImageShards(trainkit.DataModule):
             self._index(part)
 
     def setup(self, stage: str) -> None:
-        tail = [v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD, inplace=True)]
+        tail = [
+            v2.ToDtype(torch.float32, scale=True),
+            v2.Normalize(self.mean, self.std, inplace=True),
+        ]
         self.val = self._dataset(
             "val", v2.Compose([*self.augment.of_validation(self.image_size), *tail]), 2
         )
@@ -121,8 +130,8 @@ class ImageShards(trainkit.DataModule):
         image = {
             "resize": self.augment.resize_of(self.image_size),
             "crop": self.image_size,
-            "mean": MEAN,
-            "std": STD,
+            "mean": self.mean,
+            "std": self.std,
         }
         return {
             "image": image,

@@ -14,8 +14,8 @@ from torchvision.transforms import v2
 import trainkit
 from recipes import dali_images
 from recipes.augment import Augment, as_given
-from recipes.photographs import MEAN, STD, load_image
-from trainkit.arguments import ExistingFolder, NonNegativeInt, PositiveInt
+from recipes.photographs import MEAN, STD, load_image, of_channels
+from trainkit.arguments import ExistingFolder, NonNegativeInt, PositiveFloat, PositiveInt
 from trainkit.errors import ConfigError, DataError
 from trainkit.launch.environment import read_launcher
 
@@ -40,6 +40,8 @@ class ImageFolder(trainkit.DataModule):
         decode: the library that decodes, crops and resizes: torchvision, or NVIDIA's dali, where it
             is installed.
         decode_device: of dali: cpu, in the loader's workers; or gpu, in the rank.
+        mean: of red, green and blue, from 0 to 1, which normalizes an image; None for ImageNet's.
+        std: of the same.
     """
 
     batch_shape = "images [B, 3, H, W] and labels [B]"
@@ -54,11 +56,15 @@ class ImageFolder(trainkit.DataModule):
         augment: Augment | None = None,
         decode: Literal["torchvision", "dali"] = "torchvision",
         decode_device: Literal["cpu", "gpu"] = "cpu",
+        mean: list[float] | None = None,
+        std: list[PositiveFloat] | None = None,
     ) -> None:
         self.root, self.batch_size, self.num_classes = Path(root), batch_size, num_classes
         self.image_size, self.num_workers = image_size, num_workers
         self.augment = as_given("data.augment", augment) or Augment()
         self.decode, self.decode_device = decode, decode_device
+        self.mean = of_channels("data.mean", mean, MEAN)
+        self.std = of_channels("data.std", std, STD)
         if decode == "torchvision" and decode_device == "gpu":
             raise ConfigError(
                 "data.decode_device is gpu, which is of data.decode=dali; torchvision decodes on"
@@ -78,7 +84,10 @@ class ImageFolder(trainkit.DataModule):
         return self.augment.train_image_size or self.image_size
 
     def setup(self, stage: str) -> None:
-        tail = [v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD, inplace=True)]
+        tail = [
+            v2.ToDtype(torch.float32, scale=True),
+            v2.Normalize(self.mean, self.std, inplace=True),
+        ]
         if stage == "fit":
             if self.decode == "dali" and read_launcher().is_main:
                 print(_OF_DALI, flush=True)
@@ -90,7 +99,12 @@ class ImageFolder(trainkit.DataModule):
     def describe_input(self) -> dict[str, Any]:
         resize = self.augment.resize_of(self.image_size)
         return {
-            "image": {"resize": resize, "crop": self.image_size, "mean": MEAN, "std": STD},
+            "image": {
+                "resize": resize,
+                "crop": self.image_size,
+                "mean": self.mean,
+                "std": self.std,
+            },
             "classes": self.val.classes,
         }
 
@@ -117,7 +131,7 @@ class ImageFolder(trainkit.DataModule):
         shorter = None if crops else self.augment.resize_of(self.image_size)
         decoder = (
             dali_images.LateDecoder if self.decode_device == "gpu" else dali_images.DaliDecoder
-        )(size, shorter, self.batch_size)
+        )(size, shorter, self.batch_size, (self.mean, self.std))
         options = {**self._loading(), "collate_fn": decoder}
         encoded = dali_images.EncodedImages(images.samples, crops)
         return (

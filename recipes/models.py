@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,9 @@ def image_model(
     model = _built(
         name, torchvision.models.get_model, weights=chosen, progress=False, **options or {}
     )
-    return with_head(model, len(chosen.meta["categories"]), num_classes)
+    preset = chosen.transforms()
+    model = with_head(model, len(chosen.meta["categories"]), num_classes)
+    return _made_for(model, preset.mean, preset.std)
 
 
 def with_head(model: nn.Module, before: int, num_classes: int) -> nn.Module:
@@ -113,6 +115,31 @@ def check_pixels(model: nn.Module, data: Any) -> None:
             raise ConfigError(_OTHER_INPUTS.format(key, pixels, 3 * pixels**2, inputs))
 
 
+def _made_for(model: Any, mean: Sequence[float], std: Sequence[float]) -> nn.Module:
+    """Note how images were normalized for a model's pretrained weights."""
+    model.made_for = {"mean": tuple(mean), "std": tuple(std)}
+    return model
+
+
+def other_pixels(model: nn.Module, data: Any) -> str | None:
+    """Return a line if a model's pretrained weights are for images that are normalized otherwise than
+    the data's (`mean` and `std`; other data is not compared), else None.
+    """
+    made_for: dict[str, tuple[float, ...]] = getattr(model, "made_for", {})
+    own = {
+        key: numbers for key in made_for if isinstance(numbers := getattr(data, key, None), tuple)
+    }
+    differ = [key for key, numbers in own.items() if numbers != made_for[key]]
+    if not differ:
+        return None
+    given = ", ".join(f"data.{key} is {list(own[key])}" for key in differ)
+    wanted = " ".join(f"data.{key}={list(made_for[key])}".replace(", ", ",") for key in differ)
+    return (
+        f"task.weights were trained on images that are normalized otherwise: {given}. Set {wanted},"
+        " or the model begins with inputs that it does not know."
+    )
+
+
 def _timm_model(
     name: str, num_classes: int, weights: str | None, options: dict[str, Any]
 ) -> nn.Module:
@@ -142,7 +169,9 @@ def _timm_model(
         weights,
         "set HF_HUB_OFFLINE=1 and copy Hugging Face's cache",
     ):
-        return _built(full, timm.create_model, pretrained=True, num_classes=num_classes, **options)
+        model = _built(full, timm.create_model, pretrained=True, num_classes=num_classes, **options)
+    about: Any = model.pretrained_cfg
+    return _made_for(model, about["mean"], about["std"])
 
 
 def _built(name: str, make: Any, **arguments: Any) -> nn.Module:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -13,10 +13,28 @@ from torch import Tensor
 from torchvision.io import ImageReadMode, decode_jpeg
 from torchvision.transforms import v2
 
-from trainkit.errors import DataError
+from trainkit.errors import ConfigError, DataError
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _JPEG = b"\xff\xd8"  # the first bytes of its files
+
+
+def of_channels(
+    key: str, given: Sequence[float] | None, default: tuple[float, ...]
+) -> tuple[float, ...]:
+    """Return a number for each of red, green and blue: a setting's, or the default.
+
+    Raises:
+        ConfigError: there are not three.
+    """
+    if given is None:
+        return default
+    if len(given) != len(default):
+        raise ConfigError(
+            f"{key} is {list(given)}; it must be three numbers, of red, green and blue from 0 to 1,"
+            f" or null for ImageNet's: {list(default)}."
+        )
+    return tuple(given)
 
 
 def load_image(path: str) -> Tensor:

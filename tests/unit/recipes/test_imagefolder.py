@@ -67,6 +67,22 @@ def test_batches_are_normalised_crops(tmp_path: Path) -> None:
         assert images.abs().max() < 3 and abs(images.mean()) < 1
 
 
+def test_images_are_normalized_as_set(tmp_path: Path) -> None:
+    """By `mean` and `std`, which the description for other programs has, too."""
+    for part in ("train", "val"):
+        (tmp_path / part / "cat").mkdir(parents=True)
+        Image.new("RGB", (16, 16), (255, 0, 51)).save(tmp_path / part / "cat" / "a.png")
+    own = {"mean": [0.5, 0.5, 0.1], "std": [0.5, 0.25, 0.1]}
+    data = ImageFolder(str(tmp_path), 1, 1, image_size=16, num_workers=0, **own)
+    data.setup("fit")
+    for image, _ in (data.train[0], data.val[0]):
+        torch.testing.assert_close(image[:, 8, 8], torch.tensor([1.0, -2.0, 1.0]))
+    described = data.describe_input()["image"]
+    assert {key: list(described[key]) for key in own} == own
+    with pytest.raises(ConfigError, match=r"data\.mean is \[0\.5\]; it must be three numbers"):
+        ImageFolder(str(tmp_path), 1, 1, mean=[0.5])
+
+
 def test_augment_has_sizes_of_its_own_and_repeats(tmp_path: Path) -> None:
     """Training images have `train_image_size`, those of validation `image_size`;
     copies of an image differ.

@@ -11,11 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
 import torchvision
+from PIL import Image
 from torch import nn
 
+from recipes.image_classifier import ImageClassifier
+from recipes.imagefolder import ImageFolder
 from recipes.models import image_model, with_head
+from tests.helpers.toy import quiet
 from trainkit.errors import ConfigError
 
 
@@ -136,6 +141,39 @@ def test_a_name_that_does_not_exist_is_explained(arguments: Any, text: str) -> N
     """The error names the key, the value, and the nearest or all that exist."""
     with pytest.raises(ConfigError, match=text):
         image_model(*arguments)
+
+
+def write_images(folder: Path) -> None:
+    """Write an image of each of two classes for training, and for validation."""
+    for part in ("train", "val"):
+        for label in ("cat", "dog"):
+            (folder / part / label).mkdir(parents=True)
+            Image.new("RGB", (32, 32)).save(folder / part / label / "a.png")
+
+
+def test_weights_for_other_pixels_are_named(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A validation with pretrained weights says how the images have to be normalized for them; then
+    with the settings that it names it says nothing.
+    """
+    create = timm.create_model
+    monkeypatch.setattr(timm, "create_model", lambda name, pretrained, **rest: create(name, **rest))
+    model = image_model("timm:test_vit", 2, "DEFAULT")
+    write_images(tmp_path)
+
+    def validate(**settings: Any) -> str:
+        task = ImageClassifier(model, torch.optim.SGD)
+        data = ImageFolder(
+            str(tmp_path), batch_size=2, num_classes=2, image_size=32, num_workers=0, **settings
+        )
+        quiet(tmp_path / "run").validate(task, datamodule=data)
+        return " ".join(capsys.readouterr().out.split())
+
+    said = validate()
+    assert "data.mean is [0.485, 0.456, 0.406], data.std is [0.229, 0.224, 0.225]. Set" in said
+    assert "Set data.mean=[0.5,0.5,0.5] data.std=[0.5,0.5,0.5]" in said
+    assert "normalized otherwise" not in validate(mean=[0.5] * 3, std=[0.5] * 3)
 
 
 def test_a_missing_timm_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
