@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+import torchvision
+from omegaconf import OmegaConf
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -19,6 +21,7 @@ from recipes.augment import Augment, Mix, NoisyRandAugment, RepeatedOrder
 from recipes.digits import Digits
 from recipes.image_classifier import ImageClassifier
 from recipes.synthetic import Synthetic
+from tests.helpers.pages import ROOT
 from tests.helpers.toy import quiet
 from trainkit.data.order import SeededDataset
 from trainkit.errors import ConfigError, TrainkitError
@@ -241,3 +244,11 @@ def test_options_of_a_model_by_name_need_a_name() -> None:
     """Weights by name beside an object would have no effect."""
     with pytest.raises(ConfigError, match="task.weights is for a model by name"):
         classifier(weights="DEFAULT")
+
+
+def test_torchvisions_weights_are_validated_on_224_of_232_pixels() -> None:
+    """augment=trivialaugment is the recipe of IMAGENET1K_V2, and has its crop."""
+    given = OmegaConf.load(ROOT / "conf" / "augment" / "trivialaugment.yaml")
+    ratio = given.data.augment.test_crop_ratio
+    chosen = torchvision.models.ResNet50_Weights.IMAGENET1K_V2.transforms()
+    assert [Augment(test_crop_ratio=ratio).resize_of(224)] == chosen.resize_size == [232]
