@@ -12,9 +12,12 @@ import torch
 import transformers
 from torch import Tensor
 
+from recipes.hf import HFClassifier
+from recipes.hf_data import Texts
 from recipes.sft import ChatModel
 from tests.helpers.launching import run_command
 from tests.helpers.toy import Line, loader, quiet
+from tests.unit.recipes.test_hf import BERT, SGD
 from trainkit.callbacks import LoRA
 from trainkit.errors import CheckpointError, ConfigError, TaskError
 from trainkit.extensions.capsule.command import main as replay
@@ -86,6 +89,23 @@ def test_transformers_loads_the_merged_model(folder: Path, monkeypatch: pytest.M
     assert {*merged_model.state_dict()} == {*base(folder).state_dict()}
     loaded = peft.PeftModel.from_pretrained(base(folder), folder / "run" / "pretrained")
     assert torch.equal(logits(merged_model), logits(loaded.merge_and_unload().eval()))
+
+
+def test_a_classifiers_new_head_is_trained_and_in_the_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """peft puts the adapters and the head on the base, whatever head that had drawn."""
+    place = str(tmp_path / "base")
+    transformers.BertModel(transformers.BertConfig(**BERT)).save_pretrained(place)
+    task = HFClassifier(2, SGD, model=place)
+    trainer = quiet(tmp_path / "run", callbacks=[LoRA("all-linear")], max_steps=2)
+    trainer.fit(task, datamodule=Texts(num_classes=2, max_length=64))
+    assert "the head (classifier) is trained whole" in " ".join(capsys.readouterr().out.split())
+    torch.manual_seed(99)
+    drawn = transformers.AutoModelForSequenceClassification.from_pretrained(place, num_labels=2)
+    loaded = peft.PeftModel.from_pretrained(drawn, tmp_path / "run" / "pretrained").eval()
+    with torch.no_grad():
+        assert torch.equal(logits(loaded), task.eval()(TOKENS))
 
 
 def test_a_base_that_has_changed_is_refused(

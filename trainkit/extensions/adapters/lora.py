@@ -41,6 +41,8 @@ _RENAMED = {
     "rslora": "use_rslora",
     "targets": "target_modules",
 }
+# of transformers; peft trains them whole too, with its task_type SEQ_CLS
+_HEADS = ("pre_classifier", "classifier", "score")
 
 
 @checked
@@ -66,6 +68,7 @@ class LoRA(Callback):
         use_dora: train the norms of the columns of W + BA too.
         use_rslora: see `lora_alpha`.
         modules_to_save: layers of which a copy is trained whole, as a new head: ends of names.
+            Default: the head of a ForSequenceClassification of transformers, else none.
         exclude_modules: layers that `target_modules` would name too: names or ends of names.
         module: the module of the Task that is adapted, and that peft's folder is made for. Default:
             `model`, if it has layers, and all weights of the Task; else the Task.
@@ -112,6 +115,7 @@ class LoRA(Callback):
         self.use_dora = use_dora
         self.use_rslora = use_rslora
         self.modules_to_save = list(modules_to_save or [])
+        self._names_copies = modules_to_save is not None
         self.exclude_modules = list(exclude_modules or [])
         self.module = module
         self.base = base
@@ -123,7 +127,6 @@ class LoRA(Callback):
             "use_dora": use_dora,
             "use_rslora": use_rslora,
             "target_modules": target_modules,
-            "modules_to_save": self.modules_to_save or None,
             "exclude_modules": self.exclude_modules or None,
         }
         self._model: Any = None  # peft's, around the Task's module
@@ -148,7 +151,8 @@ class LoRA(Callback):
                 f"callbacks.lora would add adapters to {type(task).__name__}, which has some of peft"
                 " already. Pass the model without them."
             )
-        check_names(model, self.target_modules, self.exclude_modules, self.modules_to_save)
+        copied = self._copied(model, on_main)
+        check_names(model, self.target_modules, self.exclude_modules, copied)
         if self.base is not None and quantized_layers(task):
             raise ConfigError(
                 f"callbacks.lora.base is '{self.base}', and the model is loaded in 4 bits"
@@ -163,7 +167,9 @@ class LoRA(Callback):
         trained = [parameter for parameter in task.parameters() if parameter.requires_grad]
         task.requires_grad_(False)
         try:
-            self._model = peft_models.adapt(model, self._settings)
+            self._model = peft_models.adapt(
+                model, self._settings | {"modules_to_save": copied or None}
+            )
             check_replaced(plain, peft_models.replaced(model))
         except ConfigError:
             if self._model is not None:
@@ -183,6 +189,22 @@ class LoRA(Callback):
             for name, _ in copy.named_buffers(recurse=False)
         }
         self._state = AdaptersAlone(task, {*names, FINGERPRINT}, moving_buffers(task, norms))
+
+    def _copied(self, model: nn.Module, on_main: OnMain) -> list[str]:
+        """Return the layers that are trained whole. A classifier's head is new, as a rule: frozen it
+        would stay random, and the adapters' folder would lack it.
+        """
+        is_classifier = type(model).__name__.endswith("ForSequenceClassification")
+        head = [name for name in _HEADS if hasattr(model, name)]
+        if self._names_copies or not is_classifier or not head:
+            return self.modules_to_save
+        on_main(
+            lambda: info(
+                f"LoRA: the head ({', '.join(head)}) is trained whole, as by peft's SEQ_CLS;"
+                " callbacks.lora.modules_to_save=[] freezes it."
+            )
+        )
+        return head
 
     def check_base(self, task: nn.Module) -> None:
         """Refuse adapters that were trained beside other weights.
