@@ -23,6 +23,10 @@ _OTHER_INPUTS = (
     "set task.model.num_inputs={2}, or {0}."
 )
 _RESNETS = ("resnet", "resnext", "wide_resnet")
+_OPTIONS = {  # else they return other logits beside their own in training
+    "googlenet": {"aux_logits": False},
+    "inception_v3": {"aux_logits": False},
+}
 
 
 def image_model(
@@ -53,10 +57,11 @@ def image_model(
             f"task.model is '{name}'; it must be a model of torchvision.models, or"
             f" timm:NAME.{did_you_mean(name, names)}"
         )
+    options = _OPTIONS.get(name, {}) | (options or {})
     if weights is None:
         start = {"zero_init_residual": True} if name.startswith(_RESNETS) else {}
         return _built(
-            name, torchvision.models.get_model, num_classes=num_classes, **start | (options or {})
+            name, torchvision.models.get_model, num_classes=num_classes, **start | options
         )
     known = torchvision.models.get_model_weights(name)
     if weights not in known.__members__:
@@ -68,9 +73,7 @@ def image_model(
         torch.hub.load_state_dict_from_url(
             chosen.url, progress=False, check_hash=True, weights_only=True
         )
-    model = _built(
-        name, torchvision.models.get_model, weights=chosen, progress=False, **options or {}
-    )
+    model = _built(name, torchvision.models.get_model, weights=chosen, progress=False, **options)
     preset = chosen.transforms()
     model = with_head(model, len(chosen.meta["categories"]), num_classes)
     return _made_for(model, preset.mean, preset.std)

@@ -111,6 +111,14 @@ def test_resnets_begin_as_the_identity() -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["inception_v3", "googlenet"])
+def test_a_model_with_auxiliary_logits_returns_its_own_alone(name: str) -> None:
+    """In training too: the loss is that of one tensor of logits."""
+    with torch.device("meta"):
+        model = image_model(name, 3, options={"init_weights": False}).train()
+        assert model(torch.zeros(2, 3, 96, 96)).shape == (2, 3)
+
+
 def test_a_model_of_timm() -> None:
     """timm:NAME builds it with the head."""
     model = image_model("timm:test_resnet", 3, options={"drop_path_rate": 0.1})
