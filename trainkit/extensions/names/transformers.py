@@ -46,7 +46,9 @@ TRAINING_ARGUMENTS = each(
             "In its place: Task.training_step. An argument of torch.nn.functional.cross_entropy."
         ),
         "optim": (
-            "In its place: optimizer=adamw. Also adafactor, schedule_free and more: conf/optimizer."
+            "In its place: optimizer=adamw. Also schedule_free and more: conf/optimizer. The rate of"
+            " optimizer=adafactor is a share of each weight's root mean square; there it is the size"
+            " of the update."
         ),
         "average_tokens_across_devices": (
             "In its place: Task.batch_weight. As of `conf=hf_causal_lm`; it counts the tokens that"
@@ -54,8 +56,9 @@ TRAINING_ARGUMENTS = each(
         ),
         "torch_compile": "In its place: trainer.compile.",
         "eval_strategy eval_steps": (
-            "In its place: trainer.val_check_interval, trainer.check_val_every_n_epoch. Both count"
-            " updates. A share is one of an epoch here, of the run there."
+            "In its place: trainer.val_check_interval, trainer.check_val_every_n_epoch. Updates of"
+            " the epoch; with check_val_every_n_epoch=null those of the run, as there. A share is one"
+            " of an epoch here, of the run there."
         ),
         "eval_accumulation_steps batch_eval_metrics prediction_loss_only": (
             "In its place: Task.validation_step. Sums of each batch are held, no predictions."
