@@ -145,8 +145,8 @@ class Llama(LanguageModel):
     predicted tokens, on any number of ranks.
 
     `train/loss` and `val/loss` are the cross-entropy; `train/z_loss` is what is added to it in
-    training. `val/loss` is the mean over all predicted tokens; `train/loss_epoch` that of the
-    batches' means, by samples.
+    training. `val/loss` is the mean over all predicted tokens (those that a text's last window shares
+    with the one before count twice); `train/loss_epoch` that of the batches' means, by samples.
 
     Args:
         optimizer: see TextTask, as for `lr` and the last one.
