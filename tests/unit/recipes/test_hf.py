@@ -267,6 +267,16 @@ def test_a_model_of_bytes_continues_a_text() -> None:
         next(other.generate("x"))
 
 
+def test_an_answer_during_a_fit_is_without_dropout() -> None:
+    """It draws nothing of the training's random numbers, and the model is in train mode again."""
+    task = HFCausalLM(SGD, model_type="gpt2", config=GPT2 | {"resid_pdrop": 0.5})
+    before = torch.get_rng_state()
+    shown = [*task.generate("The film was", max_new_tokens=5, temperature=0)]
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(module.training for module in task.modules())
+    assert shown == [*task.eval().generate("The film was", max_new_tokens=5, temperature=0)]
+
+
 def test_a_batch_is_as_long_as_its_longest_text() -> None:
     """Padding is masked in attention and labels, and no batch is padded to max_length."""
     data = texts(max_length=6)
