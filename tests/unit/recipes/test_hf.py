@@ -187,13 +187,6 @@ def test_a_run_becomes_a_folder_of_transformers(make: Callable[[], Any], tmp_pat
     assert torch.equal(weights(theirs), weights(task))
 
 
-def test_a_folders_model_trains_with_its_dropout(tmp_path: Path) -> None:
-    """`from_pretrained` leaves a model in eval mode, and a fit keeps modes as they are."""
-    lm().model.save_pretrained(tmp_path)
-    task = HFCausalLM(SGD, model=str(tmp_path))
-    assert [name for name, module in task.named_modules() if not module.training] == []
-
-
 @pytest.mark.parametrize("pad", [None, 0])
 def test_a_decoders_head_reads_the_last_token_before_the_padding(
     pad: int | None, tmp_path: Path
