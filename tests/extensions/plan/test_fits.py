@@ -520,6 +520,8 @@ def test_what_is_sent_is_that_of_rings() -> None:
     fits = fits_of(2, 2, stages={}, weights=frozen, buffers=600)
     assert fits.fit(Layout(2)).sent == {"gradients": SIZES.payload}
     assert fits.fit(Layout(2, "fsdp")).sent == {"weights and gradients": (2 * 4000 + 3000) // 2}
+    replicas = fits_of(4, 2, stages={}).fit(Layout(4, "fsdp", replicas=2))  # and sums between them
+    assert replicas.sent == {"weights and gradients": 3 * 4000 // 2 + 4000 // 2}
     half = Fits(MEASURED, replace(SIZES, gathered=0.5), {}, (2, 2), 2, 1)
     assert half.fit(Layout(2, "fsdp")).sent == {"weights and gradients": (4000 + 4000) // 2}
 

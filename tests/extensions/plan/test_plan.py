@@ -309,12 +309,12 @@ def test_ranks_that_split_the_weights_hold_a_part() -> None:
         "4.0 MiB: a part in 8 of weights 8.0 MiB, gradients 8.0 MiB, optimizer 16.0 MiB"
     )
     assert rows["sent in a step"].endswith(
-        "gathered twice and gradients summed in parts, up to 21.0 MiB a rank"
+        "gathered twice and gradients summed in parts, up to 22.0 MiB a rank"
     )
     groups = dict(plan.size_rows(sizes, 16, Layout(16, "fsdp", replicas=2, tensor=2)))
     assert "what no plan splits by width, 2 times that" in groups["memory of a rank"]
     assert groups["sent in a step"].endswith(
-        "; 9.0 MiB of layers split by width, and their activations"
+        "; 10.0 MiB of layers split by width, and their activations"
     )
     assert (
         "before DeepSpeed splits them"

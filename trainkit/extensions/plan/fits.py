@@ -243,7 +243,7 @@ class Fits:
             return {"gradients": ring_bytes(self._sizes.payload, layout.ranks)}
         weights, gradients = gathered_bytes(self._measured, layout)
         weights = int(weights * self._sizes.gathered)
-        split = split_bytes(weights, gradients, layout.gathers, layout.parts)
+        split = split_bytes(weights, gradients, layout)
         sent = {"weights and gradients": split}
         between = self._measured.recordings[layout.kind].sent * count
         if layout.pipeline > 1:

@@ -293,7 +293,7 @@ def _split_rows(sizes: Sizes, layout: Layout) -> Rows:
     parts, tensor, stages = layout.ranks // layout.replicas, layout.tensor, layout.pipeline
     weights = sizes.weights - sizes.buffers
     gathered = int(weights * sizes.gathered) // stages
-    sent = split_bytes(gathered, sizes.gradients // stages, layout.gathers, layout.parts)
+    sent = split_bytes(gathered, sizes.gradients // stages, layout)
     times = _TIMES.get(layout.gathers, f"{layout.gathers} times")
     of_stage = "a stage's " * (stages > 1)
     of_widths = f"; {human(sent // tensor)} of layers split by width, and their activations"

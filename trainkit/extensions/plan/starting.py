@@ -75,18 +75,18 @@ def _launcher(layout: Layout, typed: TypedFit) -> str:
 
 def _overrides(layout: Layout, chosen: Sequence[str], typed: TypedFit) -> list[str]:
     """Return what was typed, without what the layout decides, and the layout's settings."""
-    words = typed.line.split(" ")
-    if layout.engine == "auto" and not typed.splits_weights:
-        chosen = [word for word in chosen if word != "engine=auto"]  # its own has whole copies
-        names = {_name(word) for word in chosen}
-        return [*(word for word in words if _name(word) not in names), *chosen]
-    names = {_name(word) for word in chosen}
-    left = [
-        word
-        for word in words
-        if _name(word) not in names and not _decides(layout, typed, _name(word))
-    ]
-    return [*left, *chosen, *_defaults(layout, names | {_name(word) for word in words}, typed)]
+    words = {word: _name(word) for word in typed.line.split(" ")}
+    has_own = layout.engine == "auto" and not typed.splits_weights
+    if has_own:  # of whole copies
+        chosen = [word for word in chosen if word != "engine=auto"]
+    names = set(map(_name, chosen))
+    left = []
+    for word, name in words.items():
+        decided = not has_own and _decides(layout, typed, name)
+        if name not in names and not decided:
+            left.append(word)
+    defaults = _defaults(layout, names.union(words.values()), typed)
+    return [*left, *chosen, *defaults]
 
 
 def _decides(layout: Layout, typed: TypedFit, name: str) -> bool:

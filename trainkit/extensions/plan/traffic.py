@@ -5,6 +5,7 @@ from __future__ import annotations
 from trainkit.console import plural
 from trainkit.engine.step_settings import Communication, Exact
 from trainkit.extensions.communication.settings import Alone, DiLoCo, LocalSGD, PowerSGD
+from trainkit.extensions.plan.layouts import Layout
 from trainkit.extensions.reports.grid import human
 from trainkit.run.run import Run
 
@@ -16,15 +17,17 @@ def ring_bytes(size: int, ranks: int) -> int:
     return 2 * size * (ranks - 1) // ranks
 
 
-def split_bytes(weights: int, gradients: int, gathers: int, parts: int) -> int:
+def split_bytes(weights: int, gradients: int, layout: Layout) -> int:
     """Return the bytes that each rank sends in a step if ranks split weights, by rings.
 
     Args:
         weights, gradients: bytes of what is gathered, and of what is summed in parts.
-        gathers: of a step.
-        parts: ranks that split them.
     """
-    return (gathers * weights + gradients) * (parts - 1) // parts
+    parts = layout.parts
+    gathered = layout.gathers * weights
+    within = (gathered + gradients) * (parts - 1) // parts
+    between = ring_bytes(gradients // parts, layout.replicas)
+    return within + between
 
 
 def held_bytes(run: Run) -> int:

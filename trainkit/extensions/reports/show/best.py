@@ -128,14 +128,16 @@ def command_of(run: FinishedRun) -> str | None:
 
 def _start_of(progress: Progress) -> str:
     """Return what starts as many ranks on as many hosts."""
-    places = [f"{host}:{len(own)}" for host, own in progress.hosts.items()]
-    several = len(places) > 1
-    return _STARTS.get(progress.launcher, "python").format(
+    sizes = {host: len(own) for host, own in progress.hosts.items()}
+    places = ",".join(f"{host}:{size}" for host, size in sizes.items())
+    several = len(sizes) > 1
+    start = _STARTS.get(progress.launcher, "python")
+    return start.format(
         ranks=progress.ranks,
-        local=max((len(own) for own in progress.hosts.values()), default=1),
-        hosts=f" -H {','.join(places)}" * several,
-        nodes=f" --nodes {len(places)}" * several,
-        nnodes=f" --nnodes {len(places)}" * several,
+        local=max(sizes.values(), default=1),
+        hosts=f" -H {places}" * several,
+        nodes=f" --nodes {len(sizes)}" * several,
+        nnodes=f" --nnodes {len(sizes)}" * several,
     )
 
 
