@@ -300,7 +300,9 @@ class ShardedLoader:
                 own_numbers_of([self.source.sampler], epoch),
             ):
                 # a resumed run draws the same order
-                own = list(itertools.islice(self.source.sampler, plan.num_samples))
+                draws = iter(self.source.sampler)
+                own = list(itertools.islice(draws, plan.num_samples))
+                next(draws, None)  # what a sampler does after its last one, as counting epochs
             own = whole_numbers(own, self.source.sampler)
             self._drawn = self._checked(agreed(own, self._agree, self.source.sampler), plan)
         self._sampler.start(plan, epoch, start)

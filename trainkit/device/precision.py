@@ -70,6 +70,7 @@ class Precision:
         self._autocast_dtype = _MIXED_DTYPES.get(name)
         self.scales_loss = name == "16-mixed"
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.scales_loss)
+        self._has_stepped = False  # since the loss scale was changed
 
     @property
     def compute_dtype(self) -> torch.dtype:
@@ -100,6 +101,8 @@ class Precision:
     def unscale(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Divide the gradients by the loss scale, in place. Call after they are reduced."""
         if self.scales_loss:
+            if any(self._stage_of(each) is not OptState.READY for each in optimizers):
+                self.end_step()  # by hand, one may step several times in a batch
             if self.scaler._scale is None:  # the rank has had no loss yet
                 self.scaler._lazy_init_scale_growth_tracker(self.device)
             for optimizer in optimizers:
@@ -116,15 +119,27 @@ class Precision:
             for overflow in self.scaler._found_inf_per_device(optimizer).values()
         ]
 
-    def step(self, optimizers: Sequence[torch.optim.Optimizer]) -> bool:
+    def _stage_of(self, optimizer: torch.optim.Optimizer) -> OptState:
+        stage: OptState = self.scaler._per_optimizer_states[id(optimizer)]["stage"]
+        return stage
+
+    def end_step(self) -> None:
+        """Change the loss scale, once for all updates since the last call: gradients of others may
+        be of the same scale.
+        """
+        if self._has_stepped:
+            self._has_stepped = False
+            self.scaler.update()
+
+    def step(self, optimizers: Sequence[torch.optim.Optimizer], ends: bool = True) -> bool:
         """Update the weights under fp16's loss scale; return False if an overflow held the update
-        back.
+        back. Without `ends` the scale is changed by `end_step`.
 
         Waits for the device, once. All ranks decide alike: an overflow on one is in the sum of all.
         """
         overflows = self._overflows(optimizers)
         states = self.scaler._per_optimizer_states
-        stages = [states[id(optimizer)]["stage"] for optimizer in optimizers]
+        stages = [self._stage_of(optimizer) for optimizer in optimizers]
         if not overflows and OptState.READY not in stages:  # no gradients: the Task skips the step
             for optimizer in optimizers:
                 del states[id(optimizer)]
@@ -139,9 +154,7 @@ class Precision:
                 # Not by the scaler, which reads again. Nor with its scale: a fused SGD that finds
                 # an overflow on the device keeps momenta of uninitialised memory.
                 optimizer.step()
-        # by hand, others may be unscaled and not stepped yet: theirs is another update
-        stepped = {id(optimizer) for optimizer in optimizers}
-        others = {key: states.pop(key) for key in list(states) if key not in stepped}
-        self.scaler.update()
-        self.scaler._per_optimizer_states.update(others)
+        self._has_stepped = True
+        if ends:
+            self.end_step()
         return is_finite

@@ -26,6 +26,9 @@ class WaitingGradients:
         optimizers: of the fit.
         ranks: this rank, and their number.
         is_waiting: whether the last batch had no update.
+
+    Attributes:
+        began: whether they waited as the present batch began.
     """
 
     def __init__(
@@ -37,6 +40,12 @@ class WaitingGradients:
         self._optimizers = optimizers
         self._rank, self._world_size = ranks
         self._is_waiting = is_waiting
+        self.began = False
+
+    def begin(self) -> None:
+        """Note whether gradients of earlier batches wait, before a batch adds its own."""
+        parameters = self._parameters() if self._is_waiting() else []
+        self.began = any(parameter.grad is not None for parameter in parameters)
 
     def state_dict(self) -> list[Tensor | None]:
         """Return a gradient, or None, for each parameter; nothing if there are none."""

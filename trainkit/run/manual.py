@@ -158,12 +158,14 @@ class ManualRun:
     def _batch(self, num_samples: int, num_in_step: int) -> Iterator[None]:
         """Within the context the Task trains on a batch of this rank."""
         self._share = num_samples / num_in_step
+        self.waiting.begin()
         self._updated = True
         self._counted = self.steps_otherwise = False
         try:
             yield
         finally:
             self._share = 0.0
+        self._run.precision.end_step()
         if self.steps_otherwise and not self._counted:
             self.count()
 
@@ -289,7 +291,7 @@ class ManualRun:
             if closure is not None:
                 result = optimizer.step(lambda: self._evaluate(optimizer, closure), **kwargs)
             elif run.precision.scales_loss:
-                self._updated &= run.precision.step([optimizer])
+                self._updated &= run.precision.step([optimizer], ends=False)
             else:
                 result = optimizer.step(**kwargs)
         self.count()

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trainkit.checkpoint.contents import GRADIENTS
 from trainkit.checkpoint.stateful import random_state
 from trainkit.console import warning
 from trainkit.metrics import objects as metric_objects
@@ -95,6 +96,12 @@ class Rescue:
             return None
         if begun is None or begun.step != run.state.global_step:
             return run.checkpoints.rank_parts()
+        waiting: Any = run.checkpoints.contents.rank_parts.get(GRADIENTS)
+        if waiting is not None and waiting.began:
+            warning(
+                "The checkpoint of this error lacks the gradients of the batches since the last"
+                " optimizer.step(): the next one counts fewer batches."
+            )
         forget_gradients(run, begun.log, begun.batch_idx)
         begun.undo_metrics()
         with torch.no_grad():

@@ -15,6 +15,7 @@ import pytest
 
 from tests.helpers.toy import Line, loader, quiet
 from trainkit.callbacks import ModelCheckpoint
+from trainkit.checkpoint.places import make_store
 from trainkit.errors import ConfigError, Preempted
 from trainkit.loggers import CSVLogger, MLFlowLogger
 from trainkit.loggers.base import RunFacts
@@ -230,16 +231,20 @@ def test_a_checkpoint_that_cannot_be_uploaded_costs_nothing_else(
 
 def test_a_checkpoint_that_is_removed_meanwhile_is_uploaded_whole(tmp_path: Path) -> None:
     """A fit does not wait for an upload before it removes a checkpoint that others have beaten."""
-    uploaded = []
+    uploaded, left = [], list[str]()
 
     class Late(MLFlowLogger):
         def upload(self, folder: Path, name: str, aliases: tuple[str, ...]) -> None:
             shutil.rmtree(tmp_path / "checkpoints" / name)
             uploaded.append({path.name for path in folder.iterdir()})
+            left.append(folder.name)
 
     train(tmp_path, Reported(), Late(log_model=True), callbacks=ModelCheckpoint())
     assert uploaded == [{"manifest.json", "training.pt", "weights.safetensors"}]
     assert [path.name for path in (tmp_path / "checkpoints").glob(".*")] == []
+    (tmp_path / "checkpoints" / left[0]).mkdir()  # as after a kill: the next start removes it
+    make_store(tmp_path / "checkpoints").tidy()
+    assert not (tmp_path / "checkpoints" / left[0]).exists()
 
 
 def test_a_server_out_of_reach_stops_nothing(

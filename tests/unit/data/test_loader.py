@@ -234,6 +234,26 @@ def test_a_sampler_draws_as_many_as_its_length_says(given: Any) -> None:
         assert indices(part) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
+class Counts(SequentialSampler):
+    """A sampler that counts its epochs itself, after the last index."""
+
+    def __init__(self) -> None:
+        self.passes = 0
+
+    def __iter__(self) -> Iterator[int]:
+        yield from [(i + self.passes) % 4 for i in range(4)]
+        self.passes += 1
+
+    def __len__(self) -> int:
+        return 4
+
+
+def test_a_sampler_runs_to_its_end() -> None:
+    """As in a DataLoader: what it does there shapes its next order."""
+    part = sharded(DataLoader(Numbers(), 4, sampler=Counts()))
+    assert [indices(part, epoch) for epoch in range(2)] == [[[0, 1, 2, 3]], [[1, 2, 3, 0]]]
+
+
 class Epochs(SequentialSampler):
     """A sampler that draws given indices."""
 

@@ -374,6 +374,30 @@ class Clipped(Line):
         return [torch.optim.SGD(layer.parameters(), lr=0.01) for layer in (self.model, self.second)]
 
 
+def test_a_loss_scale_changes_once_a_batch(tmp_path: Path) -> None:
+    """One optimizer's overflow halves it after both have stepped: the other's gradients are of the
+    scale before, and its weights as if they had been unscaled first.
+    """
+
+    class Overflows(Clipped):
+        seen = 0
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            self.seen += 1
+            if self.seen == 10:
+                hook = self.model.weight.register_hook(lambda grad: grad * torch.inf)
+            super().training_step(batch, batch_idx)
+            if self.seen == 10:
+                hook.remove()
+
+    tasks = Overflows(in_turn=True), Overflows(in_turn=False)
+    for task in tasks:
+        trainer = quiet(tmp_path, precision="16-mixed", max_epochs=6)
+        trainer.fit(task, loader(8))
+        assert 0 < trainer.state.skipped_steps < 6
+    assert torch.equal(weights(tasks[0]), weights(tasks[1]))
+
+
 def test_two_optimizers_clip_before_both_step_under_a_loss_scale(tmp_path: Path) -> None:
     """As each clips and steps; the first step ended in torch's error for the second."""
     tasks = Clipped(in_turn=True), Clipped(in_turn=False)
@@ -428,6 +452,25 @@ class Window(Line):
     def loss(self, batch: Any) -> Tensor:
         """Return that of a batch."""
         return (self.model(batch[0]) - batch[1]).square().mean()
+
+
+def test_a_checkpoint_of_an_error_says_which_gradients_it_lacks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those of the batches since the last update, which the failed batch has changed."""
+
+    class Fails(Window):
+        def loss(self, batch: Any) -> Tensor:
+            if self.trainer.state.batch_idx == fails_at:
+                raise ValueError("here")
+            return super().loss(batch)
+
+    for fails_at, says in ((6, True), (4, False)):  # noqa: B007 - read by the Task
+        with pytest.raises(ValueError, match="here"):
+            keeper = ModelCheckpoint(save_on_exception=True)
+            quiet(tmp_path, max_epochs=1, callbacks=keeper).fit(Fails(), loader(40))
+        said = capsys.readouterr()
+        assert ("lacks the gradients of the batches" in said.out + said.err) == says
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

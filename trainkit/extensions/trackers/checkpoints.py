@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import tempfile
 from abc import abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
@@ -95,12 +94,16 @@ def _held(folder: Path) -> Iterator[Path]:
     """Yield a folder of the same files, which stay while the fit removes the checkpoint: a part of
     it would be uploaded.
     """
-    with contextlib.ExitStack() as stack:
+    # a name that the next start tidies away, if this process is killed
+    held = folder.with_name(f".{folder.name}.uploaded.{os.getpid()}.draft")
+    try:
         try:
-            place = stack.enter_context(tempfile.TemporaryDirectory(dir=folder.parent, prefix="."))
-            held = shutil.copytree(folder, Path(place, folder.name), copy_function=os.link)
+            shutil.copytree(folder, held, copy_function=os.link)
         except OSError:
             if not (folder / MANIFEST).is_file():
                 raise
-            held = folder  # on a disk without hard links
+            yield folder  # on a disk without hard links
+            return
         yield held
+    finally:
+        shutil.rmtree(held, ignore_errors=True)
