@@ -30,7 +30,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from trainkit.checkpoint.files import check_files, describe_file, flush, write_safetensors
-from trainkit.checkpoint.mismatch import mismatches, unfit
+from trainkit.checkpoint.mismatch import mismatches, under_names_of, unfit
 from trainkit.checkpoint.parts import RankFile
 from trainkit.checkpoint.pieces import Pieces, resolve, table_of
 from trainkit.errors import CheckpointError
@@ -226,6 +226,7 @@ def load_weights(folder: Path, model: nn.Module, state: Mapping[str, Tensor] | N
         CheckpointError: they do not fit this model.
     """
     state = read_state(folder) if state is None else state
+    state = under_names_of(model.state_dict(), state)
     try:
         model.load_state_dict(state)
     except RuntimeError as error:

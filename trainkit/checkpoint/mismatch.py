@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from trainkit.errors import CheckpointError
 
 _SHOWN = 6
 Shape = Sequence[int]
+T = TypeVar("T")
 
 
 def mismatches(there: Mapping[str, Shape], here: Mapping[str, Shape]) -> list[str]:
@@ -33,6 +35,23 @@ def mismatches(there: Mapping[str, Shape], here: Mapping[str, Shape]) -> list[st
         if list(there[name]) != list(here[name])
     ]
     return lines
+
+
+def uncompiled(name: str) -> str:
+    """Return a name without what torch.compile adds to it."""
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")
+
+
+def under_names_of(here: Iterable[str], weights: Mapping[str, T]) -> dict[str, T]:
+    """Return weights under the model's names: a part that torch.compile returned, in one of them
+    alone, has others.
+    """
+    names = {*here}
+    plain = {uncompiled(name): name for name in names}
+    return {
+        name if name in names else plain.get(uncompiled(name), name): value
+        for name, value in weights.items()
+    }
 
 
 def unfit(folder: Path, lines: Sequence[str]) -> CheckpointError:

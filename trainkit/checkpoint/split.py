@@ -26,7 +26,7 @@ from trainkit.checkpoint.format import (
     load_training,
     open_weights,
 )
-from trainkit.checkpoint.mismatch import mismatches, unfit
+from trainkit.checkpoint.mismatch import mismatches, under_names_of, unfit
 from trainkit.checkpoint.parts import RankFile
 from trainkit.checkpoint.pieces import MODEL, StoredPieces, split_tree
 from trainkit.checkpoint.stateful import require_plain
@@ -178,6 +178,7 @@ def fill_weights(folder: Path, engine: Engine, task: nn.Module, stored: dict[str
         CheckpointError: it does not fit this model.
     """
     state = engine.model_state(task)
+    stored = under_names_of(state, stored)
     lines = mismatches(
         {name: one.shape for name, one in stored.items()},
         {name: tensor.shape for name, tensor in state.items()},

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from trainkit.checkpoint import safe_unpickler
 from trainkit.checkpoint.format import MANIFEST, STRANGE_FILE, read_safetensors, read_state, verify
-from trainkit.checkpoint.mismatch import listed
+from trainkit.checkpoint.mismatch import listed, uncompiled, under_names_of
 from trainkit.device.shards import local_of
 from trainkit.errors import CheckpointError
 from trainkit.safety.untrusted import check_archive
@@ -224,7 +224,7 @@ def _state_dict(content: Any, path: str) -> dict[str, Tensor]:
 
 def _plain_names(state: Mapping[str, Tensor], path: str) -> dict[str, Tensor]:
     """Remove the name parts added by torch.compile and DistributedDataParallel."""
-    split = {name: _uncompiled(name).split(".") for name in state}
+    split = {name: uncompiled(name).split(".") for name in state}
     wrapped = all(len(parts) > 1 and parts[0] == "module" for parts in split.values())
     plain: dict[str, Tensor] = {}
     for name, parts in split.items():
@@ -236,11 +236,6 @@ def _plain_names(state: Mapping[str, Tensor], path: str) -> dict[str, Tensor]:
             )
         plain[short] = state[name]
     return plain
-
-
-def _uncompiled(name: str) -> str:
-    """Return a name without what torch.compile adds to it."""
-    return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 
 def load_into(
@@ -271,16 +266,12 @@ def load_into(
     here = {
         name: tensor for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)
     }
-    plain = {_uncompiled(name): name for name in here}
-    if all(name.startswith("module.") for name in plain) and not any(
-        _uncompiled(name).startswith("module.") for name in weights
+    if all(uncompiled(name).startswith("module.") for name in here) and not any(
+        uncompiled(name).startswith("module.") for name in weights
     ):
         # its own name, not a wrapper's
         weights = {f"module.{name}": tensor for name, tensor in weights.items()}
-    weights = {
-        name if name in here else plain.get(_uncompiled(name), name): tensor
-        for name, tensor in weights.items()
-    }
+    weights = under_names_of(here, weights)
     fitting = {
         name: tensor
         for name, tensor in weights.items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,6 @@ import numpy as np
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils._pytree import tree_map
 
 from trainkit.optim.forms import ScheduleConfig
 
@@ -100,8 +100,15 @@ def storable(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_plain_numbers(tree: Any) -> Any:
-    """Return a tree of dicts, lists and tuples with Python's numbers in place of numpy's."""
-    return tree_map(lambda part: part.item() if isinstance(part, np.generic) else part, tree)
+    """Return a tree of dicts, lists, tuples and sets with Python's numbers in place of numpy's."""
+    if isinstance(tree, np.generic):
+        return tree.item()
+    if type(tree) in (dict, OrderedDict, Counter):
+        plain = {with_plain_numbers(key): with_plain_numbers(value) for key, value in tree.items()}
+        return type(tree)(plain)
+    if type(tree) in (list, tuple, set):
+        return type(tree)(map(with_plain_numbers, tree))
+    return tree
 
 
 def filled(saved: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:

@@ -54,8 +54,10 @@ def load_weights(stage: Stage, start: StartFrom, saved: dict[str, Any] | None) -
     """
     on_main = stage.engine.comm.run_on_main
     if saved is not None:
-        if not stage.checkpoints.resumed_in_place:
-            on_main(lambda: _leave_an_earlier_run(stage.run))
+        # rank 0's answer: other ranks may know the folder under another path
+        on_main(
+            lambda: None if stage.checkpoints.resumed_in_place else _leave_an_earlier_run(stage.run)
+        )
         return
     on_main(lambda: _refuse_anothers_checkpoints(stage.run))
     if not is_in_parts(stage.task):

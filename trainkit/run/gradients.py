@@ -25,33 +25,44 @@ class WaitingGradients:
     Args:
         optimizers: of the fit.
         ranks: this rank, and their number.
-        is_waiting: whether the last batch had no update.
 
     Attributes:
-        began: whether they waited as the present batch began.
+        began: whether some waited as the present batch began.
     """
 
     def __init__(
         self,
         optimizers: Sequence[torch.optim.Optimizer],
         ranks: tuple[int, int],
-        is_waiting: Callable[[], bool],
     ) -> None:
         self._optimizers = optimizers
         self._rank, self._world_size = ranks
-        self._is_waiting = is_waiting
+        self._stepped = set[int]()  # ids of the optimizers that have, in the last batch
+        self._used: dict[int, tuple[int, int] | None] = {}
         self.began = False
 
     def begin(self) -> None:
         """Note whether gradients of earlier batches wait, before a batch adds its own."""
-        parameters = self._parameters() if self._is_waiting() else []
-        self.began = any(parameter.grad is not None for parameter in parameters)
+        self.began = any(map(self._waits, self._optimizers))
+        self._stepped.clear()
+
+    def use(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note that an update has counted an optimizer's gradients."""
+        self._stepped.add(id(optimizer))
+        self._used[id(optimizer)] = _mark(optimizer)
+
+    def _waits(self, optimizer: torch.optim.Optimizer) -> bool:
+        if id(optimizer) in self._stepped:
+            return False
+        return _mark(optimizer) not in (None, self._used.get(id(optimizer)))
 
     def state_dict(self) -> list[Tensor | None]:
         """Return a gradient, or None, for each parameter; nothing if there are none."""
-        own = [None if p.grad is None else p.grad.detach().cpu() for p in self._parameters()]
-        is_there = self._is_waiting() and any(gradient is not None for gradient in own)
-        return own if is_there else []
+        late = [p for each in self._optimizers if self._waits(each) for p in parameters_of(each)]
+        if not late:
+            return []
+        waiting = {p: p.grad.detach().cpu() for p in late if p.grad is not None}
+        return [waiting.get(parameter) for parameter in self._parameters()]
 
     def load_state_dicts(self, states: list[list[Tensor | None]]) -> None:
         """Take this rank's; on fewer ranks each takes those of several, whose sum counts."""
@@ -62,7 +73,13 @@ class WaitingGradients:
                     parameter.grad = own if parameter.grad is None else parameter.grad + own
 
     def _parameters(self) -> list[Tensor]:
-        return [p for each in self._optimizers for p in parameters_of(each)]
+        # each once: two optimizers may have the same
+        return [*dict.fromkeys(p for each in self._optimizers for p in parameters_of(each))]
+
+
+def _mark(optimizer: torch.optim.Optimizer) -> tuple[int, int] | None:
+    """Return what differs once a backward has written an optimizer's first gradient."""
+    return next(iter(read_gradients(parameters_of(optimizer)).values()), None)
 
 
 def sum_gradients(

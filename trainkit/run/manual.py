@@ -129,7 +129,7 @@ class ManualRun:
         self._updated = True  # whether no overflow held an update of this batch back
         self._steps = False  # whether an optimizer steps by its Stepper
         ranks = run.engine.ranks.data_rank, run.engine.ranks.data_size
-        self.waiting = WaitingGradients(optimizers, ranks, lambda: not self._counted)
+        self.waiting = WaitingGradients(optimizers, ranks)
         self.optimizers = [Stepper(optimizer, self) for optimizer in optimizers]
         refuse = weakref.WeakMethod(self._refuse_own)  # an optimizer may outlive a run
         for optimizer in optimizers:
@@ -295,6 +295,7 @@ class ManualRun:
             else:
                 result = optimizer.step(**kwargs)
         self.count()
+        self.waiting.use(optimizer)
         return result
 
     def _finish_gradients(self, optimizer: torch.optim.Optimizer) -> None:
@@ -382,7 +383,9 @@ class Stepper:
             self._manual.reduce(self.optimizer)
             self._manual.steps_otherwise = True
             with self._manual.stepping():
-                return value(*args, **kwargs)
+                result = value(*args, **kwargs)
+            self._manual.waiting.use(self.optimizer)
+            return result
 
         return with_all_gradients
 

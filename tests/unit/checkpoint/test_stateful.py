@@ -66,14 +66,15 @@ def test_a_number_of_numpy_is_saved_as_a_number(tmp_path: Path) -> None:
 
     class Means(Callback):
         def state_dict(self) -> dict[str, Any]:
-            return {"best": np.mean([1.0, 2.0]), "counts": [np.int64(3)]}
+            counts = dict(zip(*np.unique([7, 7, 8], return_counts=True), strict=True))
+            return {"best": np.mean([1.0, 2.0]), "counts": [np.int64(3)], "classes": counts}
 
         def load_state_dict(self, state_dict: dict[str, Any]) -> None:
             self.loaded = state_dict
 
     saved(tmp_path, Means())
     resumed(tmp_path, callback := Means())
-    assert callback.loaded == {"best": 1.5, "counts": [3]}
+    assert callback.loaded == {"best": 1.5, "counts": [3], "classes": {7: 2, 8: 1}}
     assert type(callback.loaded["best"]) is float
 
 

@@ -18,6 +18,8 @@ from tests.helpers.toy import Line, fill, loader, quiet, weights
 from trainkit.api.callback import Callback
 from trainkit.api.task import Task
 from trainkit.callbacks import ModelCheckpoint
+from trainkit.checkpoint.contents import GRADIENTS
+from trainkit.checkpoint.format import load_training
 from trainkit.errors import ConfigError, TaskError
 
 
@@ -452,6 +454,50 @@ class Window(Line):
     def loss(self, batch: Any) -> Tensor:
         """Return that of a batch."""
         return (self.model(batch[0]) - batch[1]).square().mean()
+
+
+class Beside(Window):
+    """Another optimizer of the same layer, or of a second one, steps in each batch."""
+
+    def __init__(self, last: int | None = None, shared: bool = False) -> None:
+        super().__init__(last)
+        self.second = nn.Linear(3, 1).double()
+        fill(self.second)
+        self.shared = shared
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        """Sum the gradients of the one, and update the other."""
+        late, often = self.optimizers()
+        if not self.shared:
+            often.zero_grad()
+            self.manual_backward((self.second(batch[0].double()) - batch[1]).square().mean())
+            often.step()
+        self.manual_backward(self.loss(batch) / 4)
+        if batch_idx % 4 == 3:
+            late.step()
+            late.zero_grad()
+        self.trainer.should_stop = batch_idx == self.last
+
+    def configure_optimizers(self) -> Any:
+        """Return both."""
+        second = self.model if self.shared else self.second
+        return [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in (self.model, second)]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_gradients_of_an_optimizer_that_waits_beside_another_are_saved(
+    shared: bool, tmp_path: Path
+) -> None:
+    """Those of each optimizer that has had no update; a weight of two has its gradient once."""
+    whole, second = Beside(shared=shared), Beside(shared=shared)
+    quiet(tmp_path / "a", max_epochs=1).fit(whole, loader(40))
+    keeper = ModelCheckpoint()
+    quiet(tmp_path / "b", max_epochs=1, callbacks=keeper).fit(Beside(5, shared), loader(40))
+    saved = load_training(tmp_path / "b" / "checkpoints" / "last")[GRADIENTS][0]
+    assert [gradient is not None for gradient in saved][:2] == [True, True]
+    assert len(saved) == (2 if shared else 4) and not any(g is not None for g in saved[2:])
+    quiet(tmp_path / "b", max_epochs=1).fit(second, loader(40), ckpt_path="last")
+    torch.testing.assert_close(weights(second), weights(whole), rtol=0, atol=1e-6)
 
 
 def test_a_checkpoint_of_an_error_says_which_gradients_it_lacks(

@@ -532,3 +532,21 @@ def test_a_state_that_lacks_what_the_optimizer_reads_is_refused(
     trainer = quiet(tmp_path, max_epochs=2)
     trainer.fit(Chosen(partial(before, eps=1e-7), step), loader(8), ckpt_path="last")
     assert trainer.global_step == 4
+
+
+@pytest.mark.parametrize("compiled_first", [True, False])
+def test_a_part_that_is_compiled_resumes_from_one_that_is_not(
+    compiled_first: bool, tmp_path: Path
+) -> None:
+    """And the other way round: names of weights have a part more."""
+
+    class Compiled(Line):
+        def make_model(self) -> Any:
+            return torch.compile(super().make_model(), backend="eager")
+
+    kinds = (Compiled, Line) if compiled_first else (Line, Compiled)
+    first, second = kinds[0](), kinds[1]()
+    quiet(tmp_path, max_epochs=1, callbacks=ModelCheckpoint()).fit(first, loader(8))
+    quiet(tmp_path).validate(second, loader(8), ckpt_path="last")
+    assert torch.equal(weights(first), weights(second))
+    quiet(tmp_path, max_epochs=2).fit(second, loader(8), ckpt_path="last")

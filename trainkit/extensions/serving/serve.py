@@ -20,7 +20,11 @@ from starlette.applications import Starlette
 from trainkit.collector import collect_as_usual
 from trainkit.errors import ConfigError
 from trainkit.extensions.exporting.from_run import export_run
-from trainkit.extensions.exporting.places import default_checkpoint, has_checkpoints
+from trainkit.extensions.exporting.places import (
+    default_checkpoint,
+    has_checkpoints,
+    places_of_checkpoints,
+)
 from trainkit.extensions.ray.connection import connect_ray
 from trainkit.extensions.ray.free import ranks_in
 from trainkit.extensions.serving.app import Service, ServiceOptions
@@ -80,13 +84,13 @@ def find_export(given: str, trust: list[str]) -> Path:
 
 def _say_if_older(file: Path, run_dir: Path) -> None:
     """Print a line if the run has trained on since its export."""
-    saved = run_dir / "checkpoints" / "best"
-    if not saved.exists():
-        saved = run_dir / "checkpoints" / "last"
+    places = places_of_checkpoints(run_dir)
+    links = [Path(place, name) for name in ("best", "last") for place in places]
+    saved = next((link for link in links if link.exists()), links[0])
     manifest = saved / "manifest.json"
     if manifest.is_file() and manifest.stat().st_mtime > file.stat().st_mtime:
         print(
-            f"older    {file} was written before checkpoints/{saved.name} ({saved.resolve().name});"
+            f"older    {file} was written before {saved.parent.name}/{saved.name} ({saved.resolve().name});"
             f" to serve that: python -m trainkit export ckpt_path={saved.name} run_dir={run_dir}"
             " format=torch_export",
             flush=True,
