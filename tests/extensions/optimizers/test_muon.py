@@ -164,7 +164,7 @@ def test_the_contract_scales_and_moves_both_rates(tmp_path: Path) -> None:
     trainer.fit(Deep(), loader(23))
     assert trainer.run is not None
     rates = trainer.run.rates.last()
-    assert rates == pytest.approx([0.02 * 2 * 0.9 * 0.75, *[0.01 * 2 * 0.9 * 0.75] * 2])
+    assert rates == pytest.approx([0.02 * 2 * 0.9 * 0.5, *[0.01 * 2 * 0.9 * 0.5] * 2])
 
 
 def test_a_group_that_is_added_is_adamws() -> None:
