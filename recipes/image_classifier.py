@@ -78,9 +78,12 @@ class ImageClassifier(trainkit.Task):
         self._compare_pixels()
 
     def _compare_pixels(self) -> None:
-        """Say once if pretrained weights are for other pixels than the data's."""
+        """Say once if pretrained weights are for other pixels than the data's. Those of a checkpoint
+        were trained on the data's.
+        """
         line = other_pixels(self.model, self.trainer.datamodule)
-        if line is not None and not self._has_compared:
+        begins = self.trainer.checkpoints.resumed_from is None
+        if line is not None and begins and not self._has_compared:
             self.trainer.say(line)
         self._has_compared = True
 

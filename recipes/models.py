@@ -57,9 +57,10 @@ def image_model(
             f"task.model is '{name}'; it must be a model of torchvision.models, or"
             f" timm:NAME.{did_you_mean(name, names)}"
         )
-    options = _OPTIONS.get(name, {}) | (options or {})
+    options = options or {}
     if weights is None:
         start = {"zero_init_residual": True} if name.startswith(_RESNETS) else {}
+        start |= _OPTIONS.get(name, {})
         return _built(
             name, torchvision.models.get_model, num_classes=num_classes, **start | options
         )
@@ -74,6 +75,8 @@ def image_model(
             chosen.url, progress=False, check_hash=True, weights_only=True
         )
     model = _built(name, torchvision.models.get_model, weights=chosen, progress=False, **options)
+    if name == "inception_v3" and "aux_logits" not in options:  # its weights have the layers
+        model.aux_logits, model.AuxLogits = False, None
     preset = chosen.transforms()
     model = with_head(model, len(chosen.meta["categories"]), num_classes)
     return _made_for(model, preset.mean, preset.std)

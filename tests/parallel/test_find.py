@@ -187,7 +187,9 @@ ImageClassifier.on_train_start = begins
 wire._ROUNDS = 2 if ENGINE == "ddp" else 1
 numbers = torch.get_rng_state()
 found = find_settings(job(f"engine={ENGINE}", "task.model.width=1024", "task.model.depth=3"), steps=2)
-result = {"seen": [*seen], "tried": [[one.override, one.refused, one.step_s > one.waits_s > 0] for one in found.tried]}
+typed = [" ".join(f"engine.{name}={value}" for name, value in one.options.items()) for one in found.tried]
+tried = [[one.refused, one.step_s > one.waits_s > 0] for one in found.tried]
+result = {"seen": [*seen], "tried": [[line, *rest] for line, rest in zip(typed, tried)]}
 result["bytes"], result["kept"] = found.gradient_bytes, torch.equal(numbers, torch.get_rng_state())
 result["environment"] = [os.environ.get(name) for name in NAMES]
 if ENGINE == "ddp":

@@ -21,6 +21,7 @@ from recipes.image_classifier import ImageClassifier
 from recipes.imagefolder import ImageFolder
 from recipes.models import image_model, with_head
 from tests.helpers.toy import quiet
+from trainkit.callbacks import ModelCheckpoint
 from trainkit.errors import ConfigError
 
 
@@ -119,6 +120,20 @@ def test_a_model_with_auxiliary_logits_returns_its_own_alone(name: str) -> None:
         assert model(torch.zeros(2, 3, 96, 96)).shape == (2, 3)
 
 
+@pytest.mark.parametrize("name", ["inception_v3", "googlenet"])
+def test_pretrained_weights_with_auxiliary_logits_return_their_own_alone(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchvision's weights have those layers, and its functions refuse to leave them out."""
+    kind = torchvision.models.get_model_weights(name)
+    monkeypatch.setattr(torch.hub, "load_state_dict_from_url", lambda *_, **__: {})
+    monkeypatch.setattr(kind, "get_state_dict", lambda *_, **__: {})
+    monkeypatch.setattr(nn.Module, "load_state_dict", lambda *_, **__: None)
+    with torch.device("meta"):
+        model = image_model(name, 3, "IMAGENET1K_V1").train()
+        assert model(torch.zeros(2, 3, 96, 96)).shape == (2, 3)
+
+
 def test_a_model_of_timm() -> None:
     """timm:NAME builds it with the head."""
     model = image_model("timm:test_resnet", 3, options={"drop_path_rate": 0.1})
@@ -170,18 +185,25 @@ def test_weights_for_other_pixels_are_named(
     model = image_model("timm:test_vit", 2, "DEFAULT")
     write_images(tmp_path)
 
-    def validate(**settings: Any) -> str:
+    def validate(ckpt_path: str | None = None, **settings: Any) -> str:
         task = ImageClassifier(model, torch.optim.SGD)
         data = ImageFolder(
             str(tmp_path), batch_size=2, num_classes=2, image_size=32, num_workers=0, **settings
         )
-        quiet(tmp_path / "run").validate(task, datamodule=data)
+        quiet(tmp_path / "run").validate(task, datamodule=data, ckpt_path=ckpt_path)
         return " ".join(capsys.readouterr().out.split())
 
     said = validate()
     assert "data.mean is [0.485, 0.456, 0.406], data.std is [0.229, 0.224, 0.225]. Set" in said
     assert "Set data.mean=[0.5,0.5,0.5] data.std=[0.5,0.5,0.5]" in said
     assert "normalized otherwise" not in validate(mean=[0.5] * 3, std=[0.5] * 3)
+    trainer = quiet(tmp_path / "run", max_steps=1, callbacks=ModelCheckpoint())
+    settings = {"batch_size": 2, "num_classes": 2, "image_size": 32, "num_workers": 0}
+    trainer.fit(
+        ImageClassifier(model, torch.optim.SGD), datamodule=ImageFolder(str(tmp_path), **settings)
+    )
+    assert "normalized otherwise" in " ".join(capsys.readouterr().out.split())
+    assert "normalized otherwise" not in validate(ckpt_path="last")  # they know these pixels
 
 
 def test_a_missing_timm_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
