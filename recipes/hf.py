@@ -311,7 +311,8 @@ class HFClassifier(TransformersTask):
             pad = getattr(self.trainer.datamodule, "pad_token_id", None)
         except TaskError:  # an export builds the Task without a run
             return
-        if pad is not None:
+        # an encoder's embeddings were made with the padding of its own config
+        if pad is not None and hasattr(self.model, "score"):
             self.model.config.get_text_config().pad_token_id = pad
 
     def on_fit_start(self) -> None:

@@ -91,16 +91,20 @@ def test_transformers_loads_the_merged_model(folder: Path, monkeypatch: pytest.M
     assert torch.equal(logits(merged_model), logits(loaded.merge_and_unload().eval()))
 
 
+@pytest.mark.parametrize(
+    ("kind", "head"), [("bert", "classifier"), ("deberta-v2", "pooler, classifier")]
+)
 def test_a_classifiers_new_head_is_trained_and_in_the_folder(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kind: str, head: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """peft puts the adapters and the head on the base, whatever head that had drawn."""
     place = str(tmp_path / "base")
-    transformers.BertModel(transformers.BertConfig(**BERT)).save_pretrained(place)
+    config = transformers.AutoConfig.for_model(kind, **BERT)
+    transformers.AutoModel.from_config(config).save_pretrained(place)
     task = HFClassifier(2, SGD, model=place)
     trainer = quiet(tmp_path / "run", callbacks=[LoRA("all-linear")], max_steps=2)
     trainer.fit(task, datamodule=Texts(num_classes=2, max_length=64))
-    assert "the head (classifier) is trained whole" in " ".join(capsys.readouterr().out.split())
+    assert f"the head ({head}) is trained whole" in " ".join(capsys.readouterr().out.split())
     torch.manual_seed(99)
     drawn = transformers.AutoModelForSequenceClassification.from_pretrained(place, num_labels=2)
     loaded = peft.PeftModel.from_pretrained(drawn, tmp_path / "run" / "pretrained").eval()

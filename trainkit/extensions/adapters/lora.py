@@ -41,8 +41,6 @@ _RENAMED = {
     "rslora": "use_rslora",
     "targets": "target_modules",
 }
-# of transformers; peft trains them whole too, with its task_type SEQ_CLS
-_HEADS = ("pre_classifier", "classifier", "score")
 
 
 @checked
@@ -195,7 +193,12 @@ class LoRA(Callback):
         would stay random, and the adapters' folder would lack it.
         """
         is_classifier = type(model).__name__.endswith("ForSequenceClassification")
-        head = [name for name in _HEADS if hasattr(model, name)]
+        base = getattr(model, "base_model_prefix", "")
+        head = [
+            name
+            for name, part in model.named_children()
+            if name != base and next(part.parameters(), None) is not None
+        ]
         if self._names_copies or not is_classifier or not head:
             return self.modules_to_save
         on_main(
