@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
+from torch.utils.weak import TensorWeakRef
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
@@ -38,7 +39,8 @@ class WaitingGradients:
         self._optimizers = optimizers
         self._rank, self._world_size = ranks
         self._stepped = set[int]()  # ids of the optimizers that have, in the last batch
-        self._used: dict[int, tuple[int, int] | None] = {}
+        # of an optimizer: its first gradient, and how often that was written
+        self._used: dict[int, tuple[TensorWeakRef, int]] = {}
         self.began = False
 
     def begin(self) -> None:
@@ -49,12 +51,17 @@ class WaitingGradients:
     def use(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that an update has counted an optimizer's gradients."""
         self._stepped.add(id(optimizer))
-        self._used[id(optimizer)] = _mark(optimizer)
+        if (first := _first_gradient(optimizer)) is not None:
+            self._used[id(optimizer)] = TensorWeakRef(first), first._version
 
     def _waits(self, optimizer: torch.optim.Optimizer) -> bool:
         if id(optimizer) in self._stepped:
             return False
-        return _mark(optimizer) not in (None, self._used.get(id(optimizer)))
+        first = _first_gradient(optimizer)
+        if first is None or id(optimizer) not in self._used:
+            return first is not None
+        used, version = self._used[id(optimizer)]
+        return used() is not first or version != first._version
 
     def state_dict(self) -> list[Tensor | None]:
         """Return a gradient, or None, for each parameter; nothing if there are none."""
@@ -77,9 +84,9 @@ class WaitingGradients:
         return [*dict.fromkeys(p for each in self._optimizers for p in parameters_of(each))]
 
 
-def _mark(optimizer: torch.optim.Optimizer) -> tuple[int, int] | None:
-    """Return what differs once a backward has written an optimizer's first gradient."""
-    return next(iter(read_gradients(parameters_of(optimizer)).values()), None)
+def _first_gradient(optimizer: torch.optim.Optimizer) -> Tensor | None:
+    gradients = (p.grad for group in optimizer.param_groups for p in group["params"])
+    return next((gradient for gradient in gradients if gradient is not None), None)
 
 
 def sum_gradients(

@@ -14,7 +14,7 @@ from trainkit.extensions.plan import command as plan
 
 
 @pytest.mark.parametrize(
-    ("installed", "words", "launcher"),
+    ("installed", "arguments", "launcher"),
     [
         (False, ["ranks=64"], "torchrun"),
         (True, ["ranks=64"], "horovodrun"),
@@ -24,7 +24,7 @@ from trainkit.extensions.plan import command as plan
 )
 def test_a_plan_needs_no_horovod(
     installed: bool,
-    words: list[str],
+    arguments: list[str],
     launcher: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -36,18 +36,18 @@ def test_a_plan_needs_no_horovod(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if installed else None)
     monkeypatch.setattr(plan, "pretend", lambda ranks, local, name: pretended.append(name))
     monkeypatch.setattr(plan, "look_at", lambda *given: given[-1]() or 0)
-    assert plan.main("plan", ["conf=mlp", *words]) == 0
+    assert plan.main("plan", ["conf=mlp", *arguments]) == 0
     assert pretended == [launcher]
     assert (
         "Horovod is not installed here: the plan is that of torchrun" in capsys.readouterr().out
     ) == (launcher == "torchrun")
 
 
-def facts(words: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+def facts(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     """Return a plan as --json has it; the variables that simulate its ranks are removed again."""
     before = dict(os.environ)
     try:
-        assert plan.main("plan", ["--json", *words]) == 0
+        assert plan.main("plan", ["--json", *arguments]) == 0
     finally:
         os.environ.clear()
         os.environ.update(before)
@@ -56,20 +56,20 @@ def facts(words: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, Any
 
 
 @pytest.mark.parametrize(
-    ("words", "shown"),
+    ("arguments", "shown"),
     [
         (["trainer.precision=fp8-mixed"], "ImageClassifier, fp8-mixed"),
         (["trainer.compile=true", "trainer.assert_no_sync=true"], "ImageClassifier, 32-true"),
     ],
 )
 def test_what_a_gpu_alone_has_is_planned_without_one(
-    words: list[str], shown: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], shown: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Sizes, batches and rates are the same, whatever this machine multiplies in; nothing is
     compiled. (Its seconds are those of torch.compile's import.)
     """
     before = counters["stats"]["unique_graphs"]
-    made = facts(["conf=mlp", "ranks=8", "memory_gb=80", *words], capsys)
+    made = facts(["conf=mlp", "ranks=8", "memory_gb=80", *arguments], capsys)
     assert dict(made["step"])["  training_step"] == shown
     assert made["fits"]
     assert counters["stats"]["unique_graphs"] == before
@@ -77,8 +77,8 @@ def test_what_a_gpu_alone_has_is_planned_without_one(
 
 def test_a_dtype_that_rows_do_not_count_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     """engine.param_dtype: activations are measured in the weights' own; what is gathered is halved."""
-    words = ["conf=mlp", "engine=fsdp", "ranks=2", "memory_gb=1"]
-    whole, half = (facts([*words, *more], capsys) for more in ([], ["engine.param_dtype=bf16"]))
+    arguments = ["conf=mlp", "engine=fsdp", "ranks=2", "memory_gb=1"]
+    whole, half = (facts([*arguments, *more], capsys) for more in ([], ["engine.param_dtype=bf16"]))
     assert (
         "counted in the weights' own dtype" in dict(half["engines"])["without engine.param_dtype"]
     )

@@ -208,7 +208,7 @@ class Loop:
                 tokens, for example.
 
         Raises:
-            TaskError: this batch is no training batch, or had its backward; or gradients of the
+            TaskError: this batch is one of validation, or had its backward; or gradients of the
                 step's earlier batches were changed.
         """
         batch = self._reading

@@ -132,7 +132,7 @@ class RemoteStore(SmallFiles, Store):
             raise OSError(f"{to} is not the whole copy of {path}")
 
     def _drop(self, there: str) -> None:
-        """Remove all that is there, the manifest first: without it the folder is no checkpoint."""
+        """Remove all that is there, the manifest first: without it no reader takes the folder for a checkpoint."""
         for path in (f"{there}/{MANIFEST}", there):
             with contextlib.suppress(FileNotFoundError):
                 as_os_error(partial(self._files.rm, path, recursive=path == there), path)

@@ -75,17 +75,17 @@ def _launcher(layout: Layout, typed: TypedFit) -> str:
 
 def _overrides(layout: Layout, chosen: Sequence[str], typed: TypedFit) -> list[str]:
     """Return what was typed, without what the layout decides, and the layout's settings."""
-    words = {word: _name(word) for word in typed.line.split(" ")}
+    names_typed = {word: _name(word) for word in typed.line.split(" ")}
     has_own = layout.engine == "auto" and not typed.splits_weights
     if has_own:  # of whole copies
         chosen = [word for word in chosen if word != "engine=auto"]
     names = set(map(_name, chosen))
     left = []
-    for word, name in words.items():
+    for word, name in names_typed.items():
         decided = not has_own and _decides(layout, typed, name)
         if name not in names and not decided:
             left.append(word)
-    defaults = _defaults(layout, names.union(words.values()), typed)
+    defaults = _defaults(layout, names.union(names_typed.values()), typed)
     return [*left, *chosen, *defaults]
 
 

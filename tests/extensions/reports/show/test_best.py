@@ -90,8 +90,8 @@ def test_sweep_runs_and_show_agree(tmp_path: Path, capsys: pytest.CaptureFixture
         line for line in shown.splitlines() if line.startswith(("best", "repeat"))
     ]
     facts = []
-    for main, words in ((runs.main, [tmp_path]), (show.main, folders)):
-        assert main(main.__module__.rpartition(".")[2], [*map(str, words), "--json"]) == 0
+    for main, places in ((runs.main, [tmp_path]), (show.main, folders)):
+        assert main(main.__module__.rpartition(".")[2], [*map(str, places), "--json"]) == 0
         facts.append(json.loads(capsys.readouterr().out))
     keys = ("metric", "mode", "command")
     assert [facts[0][key] for key in keys] == [facts[1][key] for key in keys]

@@ -14,8 +14,8 @@ def test_torchrun_has_no_hosts(
 ) -> None:
     """It is refused before the first run, with what to do."""
     monkeypatch.setattr(command, "pretend", lambda *given: None)
-    words = ["conf=mlp", "engine=ddp", "ranks=1,2", "hosts=a:1,b:1"]
-    assert command.main("scaling", words) == 2
+    arguments = ["conf=mlp", "engine=ddp", "ranks=1,2", "hosts=a:1,b:1"]
+    assert command.main("scaling", arguments) == 2
     shown = capsys.readouterr()
     assert "hosts is 'a:1,b:1', and torchrun starts these ranks, all on this host" in shown.err
     assert "1 rank," not in shown.out
